@@ -39,6 +39,7 @@
 #include "training/files/interchange.h"
 #include "training/files/run_folder.h"
 #include "training/interrupt.h"
+#include "training/plan/fit.h"
 #include "training/plan/peak.h"
 #include "training/plan/plan.h"
 #include "training/rank_process.h"
@@ -168,6 +169,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     const Decisions decided = decide(given, data.spec(), device, mesh);
     Config config = given;
     config.batch.micro_batch = decided.micro_batch;
+    config.parallel.zero = decided.zero;
     const double peak_flops = measure_peak_flops(device, decided.dtype, kernel_settings(given));
     world.activity().pulse();
     StepProfile profile(device, line.profile, peak_flops);
@@ -199,6 +201,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                          .choices = choices,
                          .attention = attention,
                          .tokens = tokens,
+                         .link = decided.link,
                          .peak_flops = peak_flops,
                          .resumes = resumed.has_value()};
     note_missing_steps(start, profile, trace, progress);

@@ -7,8 +7,13 @@
 #include "device/memory.h"
 #include "kernels/choices.h"
 #include "parallel/first_collectives.h"
+#include "parallel/link_speed.h"
+#include "parallel/state/gradient_sums.h"
 #include "parallel/together.h"
+#include "training/config/micro_batches.h"
 #include "training/files/checkpoint.h"
+#include "training/plan/fit.h"
+#include "training/plan/peak.h"
 #include "training/plan/plan.h"
 
 namespace train_gpt {
@@ -25,20 +30,23 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
     return {};
 }
 
-uint64_t memory_for_a_rank(const Device& device, int local_ranks) {
-    return memory_available(device) / static_cast<uint64_t>(device.is_cuda() ? 1 : local_ranks);
-}
-
 namespace {
 
+std::vector<int> micro_batches_of(const RunShape& shape, const Device& device) {
+    return possible_micro_batches(shape.config, device, shape.mesh.size(Axis::data));
+}
+
 void first_collectives(const RunShape& shape, const Device& device, const Mesh& mesh) {
-    const RankRegistry registry = registry_of_rank(shape, mesh.rank());
-    const Sharding sharding = sharding_of(shape, mesh.rank());
     Activity& activity = mesh.world().activity();
     activity.phase = "connecting";
-    do_first_collectives(mesh, device,
-                         BucketLayout(registry.parameters, sharding.size, sharding.bucket_elements),
-                         sharding, shape.dtype, sums_of_step(shape));
+    const StepSizes sizes = sizes_of_step(shape, micro_batches_of(shape, device));
+    std::vector<int> stages = {1, 2};  // stage 3 exchanges as stage 2 does
+    if (const std::optional<int> given = shape.config.parallel.zero) stages = {*given};
+    for (const int stage : stages) {
+        const RunShape with_stage = shape.with_zero(stage);
+        do_first_collectives(mesh, device, registry_of_rank(with_stage, mesh.rank()).parameters,
+                             sharding_of(with_stage, mesh.rank()), sizes);
+    }
     activity.phase = "start";
 }
 
@@ -56,15 +64,27 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
         first_for_all(world, [&] { return to_json(kept_choices(config.run_dir)); }));
     const RunShape shape(config, spec, decided.dtype, Recompute::none, world.size());
     first_for_all(world, [&]() -> std::string {
-        registry_of_rank(shape, 0);  // an Error where it cannot be split
+        // An Error where the model cannot be split, or a step feeds too few ranks.
+        registry_of_rank(shape, 0);
+        micro_batches_of(shape, device);
         return "";
     });
     first_collectives(shape, device, mesh);
-    const uint64_t available = memory_for_a_rank(device, world.local_size());
-    const Choices chosen = choices_from_json(first_for_all(
-        world, [&] { return to_json(choose_by_memory(decided.kept, available, shape, device)); }));
+    const uint64_t available = memory_for_a_rank(device, mesh.layout(), world.local_size());
+    Speeds speeds;
+    if (!config.parallel.zero && !decided.kept.zero) {
+        const Sharding sharding = sharding_of(shape, world.rank());
+        speeds = {.flops = measure_peak_flops(device, decided.dtype, kernel_settings(config)),
+                  .link = measure_link(group_of(SumOver::shards, mesh, sharding), device,
+                                       sharding.bucket_elements)};
+    }
+    const Choices chosen = choices_from_json(first_for_all(world, [&] {
+        return to_json(choose_by_memory(decided.kept, available, shape, device, speeds));
+    }));
     decided.micro_batch = chosen.micro_batch;
     decided.recompute = recompute_from(chosen.recompute);
+    decided.zero = chosen.zero.value();
+    decided.link = speeds.link;
     return decided;
 }
 
@@ -77,6 +97,7 @@ Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& 
         if (is_cuda) trainer.warm_up();
         return to_json(Choices{.micro_batch = decided.micro_batch,
                                .recompute = name_of(decided.recompute),
+                               .zero = decided.zero,
                                .platform = platform,
                                .kernels = kernel_choices(stream)});
     }));

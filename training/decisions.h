@@ -18,16 +18,14 @@ namespace train_gpt {
 /// choices if there is no such checkpoint.
 Choices kept_choices(const std::filesystem::path& run_dir);
 
-/// The bytes of memory that a rank may take. On the CPU, local_ranks ranks share the machine's
-/// memory. On a GPU, the rank has all of the GPU's memory.
-uint64_t memory_for_a_rank(const Device& device, int local_ranks);
-
 /// The decisions that the plan of memory needs.
 struct Decisions {
     DType dtype = DType::fp32;
     Recompute recompute = Recompute::none;
     int micro_batch = 0;
-    Choices kept;  // kept_choices()
+    int zero = 1;
+    double link = 0;  // bytes per second along the data axis, if `zero` was chosen by it
+    Choices kept;     // kept_choices()
 };
 /// Makes these decisions. All ranks call it. It does the mesh's first collectives
 /// (parallel/first_collectives.h) before it looks how much memory is available.

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/formatted.h"
 #include "model/families/family.h"
 #include "training/config/config_text.h"
 #include "training/plan/plan.h"
@@ -31,6 +32,15 @@ std::string describe_training(const RunStart& start) {
                   ranks > 1 ? " each" : "", ", into ", config.run_dir);
 }
 
+/// Which stage of ZeRO the run uses, if it chose.
+std::string describe_stage(const RunStart& start) {
+    return concat("parallel.zero: stage ", start.config.parallel.zero.value(), ", ",
+                  start.link > 0 ? concat("chosen for ", formatted("%.2f", start.link / 1e9),
+                                          " GB/s along the data axis")
+                  : start.kept.zero ? "as the run chose at first"
+                                    : "since no other rank has a part of the state");
+}
+
 }  // namespace
 
 std::string note_on_bits(bool deterministic, const AttentionUse& attention) {
@@ -47,6 +57,7 @@ void announce(const RunStart& start, Progress& progress) {
             note_on_vocabulary(start.given, start.data.spec(), start.data.tokenizer());
         !start.resumes && !note.empty())
         progress.say("note: " + note);
+    if (!start.given.parallel.zero) progress.say(describe_stage(start));
     if (start.trainer.stream.device.is_cuda())
         progress.say("attention: " + start.attention.explained());
     if (const std::string note = note_on_bits(start.config.kernels.deterministic, start.attention);

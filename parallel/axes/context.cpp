@@ -74,29 +74,21 @@ void ContextGroup::broadcast(Stream& stream, Tensor data, int from) {
     });
 }
 
-namespace {
-
-class ContextFirstUse : public FirstUse {
-  public:
-    explicit ContextFirstUse(Communicator& group) : group_(group) {}
-
-    int64_t ranks() const override { return group_.size(); }
-
-    void exchange_shards(const FirstData& on, int64_t shard) const override {
-        const auto own = [&](DType dtype) { return on.own(group_, shard, dtype); };
-        group_.all_gather(on.stream, on.data, own(on.weights), shard, on.weights);
-        group_.reduce_scatter(on.stream, own(DType::fp32), on.data, shard, DType::fp32);
+std::vector<StepCollective> collectives_of_context(const Mesh& mesh, const StepSizes& sizes) {
+    using Kind = StepCollective::Kind;
+    if (mesh.size(Axis::context) == 1) return {};
+    Communicator* const group = &mesh.along(Axis::context);
+    std::vector<StepCollective> all;
+    for (const int64_t tokens : sizes.tokens) {
+        for (const int64_t kv_width : sizes.kv_widths) {
+            const int64_t own = tokens * 2 * kv_width;
+            all.push_back({Kind::all_gather, group, sizes.dtype, own});
+            all.push_back({Kind::reduce_scatter, group, DType::fp32, own});
+        }
     }
-
-  private:
-    Communicator& group_;
-};
-
-}  // namespace
-
-std::unique_ptr<FirstUse> first_use_of_context(const Mesh& mesh) {
-    if (mesh.size(Axis::context) == 1) return std::make_unique<FirstUse>();
-    return std::make_unique<ContextFirstUse>(mesh.along(Axis::context));
+    if (mesh.at(Axis::pipeline) == mesh.size(Axis::pipeline) - 1)
+        all.push_back({Kind::broadcast, group, DType::fp32, sizes.vocabulary});
+    return all;
 }
 
 int64_t context_bytes_sent(int64_t elements, DType dtype, int ranks) {

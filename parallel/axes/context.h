@@ -5,15 +5,16 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/tensor.h"
 #include "device/device.h"
 #include "device/stream.h"
 #include "parallel/communicator.h"
-#include "parallel/first_use.h"
 #include "parallel/mesh.h"
 #include "parallel/size_problem.h"
 #include "parallel/state/exchange.h"
+#include "parallel/step_collectives.h"
 
 namespace train_gpt {
 
@@ -84,8 +85,9 @@ class ContextGroup {
     std::unique_ptr<Exchange> exchange_;
 };
 
-/// The group along the axis, and the exchanges of keys, values and their gradients.
-std::unique_ptr<FirstUse> first_use_of_context(const Mesh& mesh);
+/// Makes the group along the axis. Returns the exchanges of keys, values and their gradients, and at
+/// the end of the model the one of a token's logits.
+std::vector<StepCollective> collectives_of_context(const Mesh& mesh, const StepSizes& sizes);
 
 /// The bytes that each rank sends for a micro-batch in a layer, as Communicator counts them:
 ///

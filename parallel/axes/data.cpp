@@ -28,31 +28,6 @@ Sharding sharding_of(const MeshLayout& mesh, int rank, const DataOptions& option
 
 namespace {
 
-class DataFirstUse : public FirstUse {
-  public:
-    DataFirstUse(const Mesh& mesh, const Sharding& sharding)
-        : sharding_(sharding), group_(group_of(SumOver::shards, mesh, sharding)) {
-        if (sharding.replicas > 1) replicas_ = &group_of(SumOver::replicas, mesh, sharding);
-    }
-
-    int64_t ranks() const override { return group_.size(); }
-
-    void exchange_shards(const FirstData& on, int64_t shard) const override {
-        const DType dtype = sharding_.reduce_dtype, weights = on.weights;
-        Stream& stream = on.stream;
-        if (!sharding_.is_split())
-            return group_.all_reduce(stream, on.data, group_.size() * shard, dtype);
-        group_.reduce_scatter(stream, on.own(group_, shard, dtype), on.data, shard, dtype);
-        group_.all_gather(stream, on.data, on.own(group_, shard, weights), shard, weights);
-        if (replicas_) replicas_->all_reduce(stream, on.data, shard, dtype);
-    }
-
-  private:
-    Sharding sharding_;
-    Communicator& group_;
-    Communicator* replicas_ = nullptr;
-};
-
 /// How many elements of whole buckets are gathered in a step with these passes.
 int64_t gathered_elements(const ParameterBuffers& buffers, const std::vector<UnitPass>& passes) {
     const std::vector<Bucket>& buckets = buffers.layout().buckets();
@@ -86,8 +61,26 @@ int64_t gathered_elements(const ParameterBuffers& buffers, const std::vector<Uni
 
 }  // namespace
 
-std::unique_ptr<FirstUse> first_use_of_data(const Mesh& mesh, const Sharding& sharding) {
-    return std::make_unique<DataFirstUse>(mesh, sharding);
+std::vector<StepCollective> collectives_of_data(const Mesh& mesh,
+                                                const std::vector<Parameter>& parameters,
+                                                const Sharding& sharding, const StepSizes& sizes) {
+    using Kind = StepCollective::Kind;
+    // All ranks make all groups. The sums of some ranks are over fewer groups.
+    Communicator& shards = group_of(SumOver::shards, mesh, sharding);
+    if (sharding.replicas > 1) group_of(SumOver::replicas, mesh, sharding);
+    if (sharding.tensors > 1) group_of(SumOver::tensor, mesh, sharding);
+    if (sharding.tied_ends) group_of(SumOver::ends, mesh, sharding);
+    const BucketLayout layout(parameters, sharding.size, sharding.bucket_elements);
+    std::vector<StepCollective> all;
+    for (const GradientSum& sum : gradient_sums(layout, parameters, sharding)) {
+        const Kind kind = sum.scattered ? Kind::reduce_scatter : Kind::all_reduce;
+        const int64_t count = sum.scattered ? sum.elements.n / sum.ranks : sum.elements.n;
+        all.push_back({kind, &group_of(sum.over, mesh, sharding), sum.dtype, count});
+    }
+    if (shards.size() > 1 && sharding.is_split())
+        for (const Bucket& bucket : layout.buckets())
+            all.push_back({Kind::all_gather, &shards, sizes.dtype, bucket.shard});
+    return all;
 }
 
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,

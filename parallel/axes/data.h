@@ -2,14 +2,13 @@
 // add up gradients, and ZeRO splits the state over the ranks of shard × context.
 #pragma once
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "base/dtype.h"
-#include "parallel/first_use.h"
 #include "parallel/mesh.h"
 #include "parallel/state/parameter_buffers.h"
 #include "parallel/state/sharding.h"
+#include "parallel/step_collectives.h"
 
 namespace train_gpt {
 
@@ -23,8 +22,11 @@ struct DataOptions {
 /// How ZeRO splits the state, for a rank of the mesh. A group of one rank splits nothing.
 Sharding sharding_of(const MeshLayout& mesh, int rank, const DataOptions& options);
 
-/// The groups that exchange buckets: reduces gradients and gathers weights as `sharding` says.
-std::unique_ptr<FirstUse> first_use_of_data(const Mesh& mesh, const Sharding& sharding);
+/// Makes the groups that exchange buckets. Returns the sums of gradients over any of the mesh's
+/// axes (gradient_sums.h), and the gathers of weights as `sharding` says.
+std::vector<StepCollective> collectives_of_data(const Mesh& mesh,
+                                                const std::vector<Parameter>& parameters,
+                                                const Sharding& sharding, const StepSizes& sizes);
 
 /// A pass acquires the weights of the units `first` to `last`, which is the lower number in a
 /// backward pass.

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <string>
-#include <utility>
 
 #include "base/error.h"
-#include "parallel/state/gradient_sums.h"
 
 namespace train_gpt {
 
@@ -80,42 +78,16 @@ int micro_batches_multiple(PipelineKind kind, int ranks) {
     return ranks > 1 && kind == PipelineKind::interleaved ? ranks : 1;
 }
 
-namespace {
-
-class PipelineFirstUse : public FirstUse {
-  public:
-    PipelineFirstUse(const Mesh& mesh, const Sharding& sharding)
-        : pipeline_(mesh.along(Axis::pipeline)) {
-        if (sharding.tied_ends) ends_ = &group_of(SumOver::ends, mesh, sharding);
-    }
-
-    size_t bytes() const override { return static_cast<size_t>(passed) * sizeof(float); }
-
-    void exchange_rest(const FirstData& on) const override {
-        if (ends_) ends_->all_reduce(on.stream, on.data, passed, DType::fp32);
-        // Around the stages and back, as activations and gradients pass.
-        const int at = pipeline_.rank(), n = pipeline_.size(), next = (at + 1) % n,
-                  before = (at + n - 1) % n;
-        for (const auto& [to, from] : {std::pair{next, before}, {before, next}}) {
-            if (at == 0) pipeline_.send(on.stream, on.data, passed, on.weights, to);
-            pipeline_.receive(on.stream, on.data, passed, on.weights, from);
-            if (at != 0) pipeline_.send(on.stream, on.data, passed, on.weights, to);
-        }
-        pipeline_.broadcast(on.stream, on.data, passed, DType::fp32, n - 1);
-    }
-
-  private:
-    static constexpr int64_t passed = 1 << 18;  // elements, the same on all stages
-
-    Communicator& pipeline_;
-    Communicator* ends_ = nullptr;
-};
-
-}  // namespace
-
-std::unique_ptr<FirstUse> first_use_of_pipeline(const Mesh& mesh, const Sharding& sharding) {
-    if (mesh.size(Axis::pipeline) == 1) return std::make_unique<FirstUse>();
-    return std::make_unique<PipelineFirstUse>(mesh, sharding);
+std::vector<StepCollective> collectives_of_pipeline(const Mesh& mesh, const StepSizes& sizes) {
+    using Kind = StepCollective::Kind;
+    if (mesh.size(Axis::pipeline) == 1) return {};
+    Communicator* const group = &mesh.along(Axis::pipeline);
+    std::vector<StepCollective> all;
+    for (const int64_t tokens : sizes.tokens)
+        all.push_back({Kind::messages, group, sizes.dtype,
+                       tokens / mesh.size(Axis::tensor) * sizes.width});
+    all.push_back({Kind::broadcast, group, DType::fp32, sizes.vocabulary});
+    return all;
 }
 
 int64_t pipeline_bytes_sent(const PipelineRank& schedule, int64_t rows, int64_t width,

@@ -2,16 +2,14 @@
 // on and gradients back (parallel/pipeline/pipeline_schedule.h).
 #pragma once
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "base/dtype.h"
-#include "parallel/first_use.h"
 #include "parallel/mesh.h"
 #include "parallel/pipeline/pipeline_schedule.h"
 #include "parallel/size_problem.h"
-#include "parallel/state/sharding.h"
+#include "parallel/step_collectives.h"
 
 namespace train_gpt {
 
@@ -27,9 +25,9 @@ std::optional<SizeProblem> pipeline_problem(const PipelineOptions& options, int 
 /// The number of micro-batches of each pipeline in a step is a multiple of this.
 int micro_batches_multiple(PipelineKind kind, int ranks);
 
-/// The groups along the axis: messages in both directions, broadcasts, and the sum of a tied
-/// embedding's gradients over the ends.
-std::unique_ptr<FirstUse> first_use_of_pipeline(const Mesh& mesh, const Sharding& sharding);
+/// Makes the group along the axis. Returns the messages of micro-batches in both directions, and
+/// the broadcast of a token's logits.
+std::vector<StepCollective> collectives_of_pipeline(const Mesh& mesh, const StepSizes& sizes);
 
 /// The bytes that a rank sends along the axis in a step. Each message has the activations of
 /// `rows` tokens, or their gradients: `width` elements a token.

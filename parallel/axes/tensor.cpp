@@ -158,26 +158,7 @@ void TensorGroup::hold_gradients(Stream& exchange) {
 
 namespace {
 
-class TensorFirstUse : public FirstUse {
-  public:
-    explicit TensorFirstUse(Communicator& group) : group_(group) {}
-
-    int64_t ranks() const override { return group_.size(); }
-
-    void exchange_shards(const FirstData& on, int64_t shard) const override {
-        char* const own = on.own(group_, shard, on.weights);
-        group_.reduce_scatter(on.stream, own, on.data, shard, on.weights);
-        group_.all_gather(on.stream, on.data, own, shard, on.weights);
-        group_.all_reduce(on.stream, on.data, shard, DType::fp32);
-    }
-
-    void exchange_rest(const FirstData& on) const override {
-        group_.all_gather(on.stream, on.data, on.own(group_, 1, DType::fp32), 1, DType::fp32);
-    }
-
-  private:
-    Communicator& group_;
-};
+constexpr int64_t statistics = 3;  // of a row: softmax_stats()
 
 /// How often ranks gather or add up all rows of a micro-batch in a layer.
 int exchanges_of_layer(const TensorTraffic& t) {
@@ -189,19 +170,32 @@ int exchanges_of_layer(const TensorTraffic& t) {
 
 }  // namespace
 
-std::unique_ptr<FirstUse> first_use_of_tensor(const Mesh& mesh) {
-    if (mesh.size(Axis::tensor) == 1) return std::make_unique<FirstUse>();
-    return std::make_unique<TensorFirstUse>(mesh.along(Axis::tensor));
+std::vector<StepCollective> collectives_of_tensor(const Mesh& mesh, const StepSizes& sizes) {
+    using Kind = StepCollective::Kind;
+    const int64_t ranks = mesh.size(Axis::tensor);
+    if (ranks == 1) return {};
+    Communicator* const group = &mesh.along(Axis::tensor);
+    const bool ends_model = mesh.at(Axis::pipeline) == mesh.size(Axis::pipeline) - 1;
+    std::vector<StepCollective> all;
+    for (const int64_t tokens : sizes.tokens) {
+        const int64_t strip = tokens / ranks / sizes.tensor_chunks * sizes.width;
+        all.push_back({Kind::reduce_scatter, group, sizes.dtype, strip});
+        all.push_back({Kind::all_gather, group, sizes.dtype, strip});
+        if (ends_model)
+            all.push_back({Kind::all_gather, group, DType::fp32, tokens * statistics});
+    }
+    if (ends_model)
+        all.push_back({Kind::all_gather, group, DType::fp32, sizes.vocabulary / ranks});
+    return all;
 }
 
 int64_t tensor_bytes_sent(const TensorTraffic& t) {
     if (t.ranks == 1) return 0;
-    constexpr int64_t statistics = 3 * sizeof(float);  // of a row: softmax_stats()
     const int64_t of_exchange =
         t.rows / t.ranks * (t.ranks - 1) * t.width * static_cast<int64_t>(size_of(t.dtype));
     const int exchanges =
         t.layers * exchanges_of_layer(t) + (t.has_embedding ? 2 : 0) + (t.has_head ? 2 : 0);
-    return exchanges * of_exchange + (t.has_head ? t.rows * statistics * (t.ranks - 1) : 0);
+    return exchanges * of_exchange + (t.has_head ? t.rows * statistics * int64_t{sizeof(float)} * (t.ranks - 1) : 0);
 }
 
 }  // namespace train_gpt

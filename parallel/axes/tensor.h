@@ -12,12 +12,12 @@
 #include "device/device.h"
 #include "device/stream.h"
 #include "parallel/communicator.h"
-#include "parallel/first_use.h"
 #include "parallel/mesh.h"
 #include "parallel/range.h"
 #include "parallel/size_problem.h"
 #include "parallel/state/exchange.h"
 #include "parallel/state/parameter.h"
+#include "parallel/step_collectives.h"
 
 namespace train_gpt {
 
@@ -113,8 +113,9 @@ class TensorGroup {
     std::unique_ptr<Exchange> exchange_;
 };
 
-/// The group along the axis: rows of micro-batches, gradients of whole tensors, and numbers.
-std::unique_ptr<FirstUse> first_use_of_tensor(const Mesh& mesh);
+/// Makes the group along the axis. Returns the exchanges of a micro-batch's rows, and at the end of
+/// the model those of the softmax's statistics and of a token's logits.
+std::vector<StepCollective> collectives_of_tensor(const Mesh& mesh, const StepSizes& sizes);
 
 /// A micro-batch of `rows` tokens on `ranks` ranks, of a model of this width (n_embd).
 struct TensorTraffic {

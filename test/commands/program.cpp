@@ -48,6 +48,7 @@ Process::Process(const Arguments& arguments, const Surroundings& surroundings) {
         ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
         ::dup2(out, STDOUT_FILENO);
         ::dup2(err, STDERR_FILENO);
+        ::signal(SIGHUP, SIG_DFL);  // which nohup makes the tests ignore
         const rlimit limit{surroundings.file_bytes, RLIM_INFINITY};
         ::setrlimit(RLIMIT_FSIZE, &limit);
         if (surroundings.bound_by_permissions)

@@ -337,7 +337,6 @@ TEST_CASE(
     "resumes",
     "[cli][cuda]") {
     const Workplace& w = Workplace::get();
-    std::signal(SIGHUP, SIG_DFL);  // if the tests ignore it, the program would too
     for (const auto& [number, name] : {std::pair{SIGINT, "SIGINT"},
                                        {SIGTERM, "SIGTERM"},
                                        {SIGUSR1, "SIGUSR1"},

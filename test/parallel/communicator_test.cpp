@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -19,6 +21,7 @@
 
 #include "base/error.h"
 #include "parallel/communicator_kinds.h"
+#include "parallel/link_speed.h"
 #include "test/catch.h"
 #include "test/kernels/test_device.h"
 #include "test/parallel/ranks.h"
@@ -363,6 +366,43 @@ TEST_CASE("a rank alone exchanges with itself", "[communicator][cuda]") {
     check_group(g, folder / "barrier");
     check_split(g);
     CHECK(ranks->bytes_sent() == 0);
+}
+
+namespace {
+
+/// A group of two whose gathers take a given time at least.
+class SlowGroup : public Communicator {
+  public:
+    SlowGroup() : Communicator(0, 2) {}
+    void all_reduce(Stream&, void*, int64_t, DType, Reduction) override {}
+    void reduce_scatter(Stream&, void*, void*, int64_t, DType) override {}
+    void all_gather(Stream&, void*, const void*, int64_t count, DType dtype) override {
+        std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+        bytes = count * static_cast<int64_t>(size_of(dtype));
+        bytes_sent_ += bytes;
+    }
+    void broadcast(Stream&, void*, int64_t, DType, int) override {}
+    void send(Stream&, const void*, int64_t, DType, int) override {}
+    void receive(Stream&, void*, int64_t, DType, int) override {}
+    void barrier(Stream&) override {}
+    std::unique_ptr<Communicator> split(int, int, int) override { return nullptr; }
+
+    static constexpr double seconds = 0.02;
+    int64_t bytes = 0;  // of the last gather
+};
+
+}  // namespace
+
+TEST_CASE("the link's speed is that of the bytes that are sent at a time", "[communicator]") {
+    SlowGroup group;
+    const double speed = measure_link(group, Device{}, random_int(2000, 1 << 20));
+    CAPTURE(speed, group.bytes);
+    CHECK(speed > 0);
+    CHECK(speed <= static_cast<double>(group.bytes) / SlowGroup::seconds);
+    const World world;
+    Activity activity;
+    const auto alone = open_communicator(world, Device{}, activity);
+    CHECK(measure_link(*alone, Device{}, 1000) == 0);
 }
 
 TEST_CASE("ranks: cpu collectives", "[.ranks]") {

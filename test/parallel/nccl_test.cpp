@@ -22,8 +22,10 @@
 #include "test/parallel/training_job.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/config/config_text.h"
 #include "training/config/load_config.h"
 #include "training/decisions.h"
+#include "training/plan/fit.h"
 #include "training/plan/plan.h"
 
 using namespace train_gpt;
@@ -93,9 +95,8 @@ TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
                                                         ParameterStore::Use::training, sharding);
             };
             const uint64_t whole = memory_available(device);
-            do_first_collectives(mesh, device,
-                                 BucketLayout(parameters, world.size(), sharding.bucket_elements),
-                                 sharding, DType::bf16, sums);
+            do_first_collectives(mesh, device, parameters, sharding,
+                                 {.dtype = DType::bf16, .sums = sums});
             Arena plan = Arena::counting(device);
             store(plan);
             auto* unused =
@@ -224,38 +225,101 @@ TEST_CASE("the micro-batch is chosen for the memory that NCCL leaves", "[communi
     check_case_on_ranks(2, "ranks: gpu decide", *environment);
 }
 
+namespace {
+
+/// Two steps of this configuration on the mesh's ranks, and a sampled token. Returns by how much
+/// less of the GPU's memory is available afterwards than before the first step.
+int64_t taken_by_steps(const Config& config, const World& world, const Device& device) {
+    const Mesh mesh(world, device, mesh_sizes(config));
+    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+    const Decisions decided = decide(config, spec, device, mesh);
+    const RunShape shape = RunShape(config, spec, decided.dtype, decided.recompute, world.size())
+                               .with_micro_batch(decided.micro_batch);
+    Arena arena = allocate(plan_memory(shape, device, world.rank()));
+    Trainer trainer(shape, arena, world.rank());
+    trainer.connect(mesh);
+    trainer.parameters.state.fill_weights(trainer.stream);
+    trainer.stream.synchronize();
+    const uint64_t left = memory_available(device);
+    std::ranges::fill(trainer.evaluation_batch.tokens, 1);
+    std::ranges::fill(trainer.evaluation_batch.targets, 2);
+    const TokenBatch batch = trainer.evaluation_batch.upload(trainer.stream);
+    const auto each = static_cast<int>(shape.config.micro_batches_per_step() /
+                                       mesh.size(Axis::data));
+    for (int step = 1; step <= 2; ++step) {
+        trainer.begin_step(each, each);
+        for (const PipelineAction& action : trainer.actions()) {
+            if (trainer.begins_micro_batch(action)) trainer.load(action.micro_batch, batch);
+            trainer.execute(action);
+        }
+        trainer.update({.learning_rate = 0.001f, .step = step}, 1, 0);
+        trainer.outcomes.pop();
+    }
+    trainer.generator().feed(trainer.stream, std::vector<int32_t>{1, 2});
+    trainer.stream.synchronize();
+    return static_cast<int64_t>(left - memory_available(device));
+}
+
+}  // namespace
+
 TEST_CASE("ranks: gpu first messages", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
-    const Device device = gpu_of(world);
     const Config config =
         config_of({"model.family=llama", "model.n_layer=8", "model.n_embd=32", "model.n_head=2",
                    "model.n_ctx=16", "model.vocab_size=300", "batch.micro_batch=1",
                    "batch.tokens_per_step=64", "parallel.pipeline=4",
                    "parallel.schedule=interleaved", "parallel.stages_per_rank=2"});
-    const Mesh mesh(world, device, mesh_sizes(config));
-    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
-    const Decisions decided = decide(config, spec, device, mesh);
-    Arena arena = allocate(plan_memory(
-        {config, spec, decided.dtype, decided.recompute, world.size()}, device, world.rank()));
-    Trainer trainer({config, spec, decided.dtype, decided.recompute, mesh.layout().world()}, arena,
-                    world.rank());
-    trainer.connect(mesh);
-    trainer.parameters.state.fill_weights(trainer.stream);
-    const uint64_t left = memory_available(device);
-    // What a step sends, and the ends of the pipeline when it samples
-    std::ranges::fill(trainer.evaluation_batch.tokens, 1);
-    std::ranges::fill(trainer.evaluation_batch.targets, 2);
-    const TokenBatch batch = trainer.evaluation_batch.upload(trainer.stream);
-    trainer.begin_step(4, 4);
-    for (const PipelineAction& action : trainer.actions()) {
-        if (trainer.begins_micro_batch(action)) trainer.load(action.micro_batch, batch);
-        trainer.execute(action);
+    CHECK(taken_by_steps(config, world, gpu_of(world)) == 0);
+}
+
+TEST_CASE("ranks: gpu steps of meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const Device device = gpu_of(world);
+    for (int round = std::atoi(std::getenv("MESHES")); round > 0; --round) {
+        // The extents of pipeline, context and tensor, in factors of two, and ranks of data
+        int sizes[] = {1, 1, 1};
+        for (int i = 0; i < 3; ++i)
+            if (const auto axis = static_cast<size_t>(random_int(0, 3)); axis < 3) sizes[axis] *= 2;
+        const int data = world.size() / (sizes[0] * sizes[1] * sizes[2]);
+        const bool tied = random_int(0, 1) == 1;
+        const int64_t zero = random_int(0, 3);
+        const Config config = config_of(
+            {concat("model.family=", tied ? "gpt2" : "llama"), "model.n_layer=8",
+             "model.n_embd=64", "model.n_head=8", "model.n_ctx=64",
+             concat("model.vocab_size=", random_int(300, 6000)), "batch.tokens_per_step=1024",
+             concat("batch.micro_batch=", random_int(0, 1)), "parallel.bucket_mb=0.05",
+             concat("parallel.pipeline=", sizes[0]), concat("parallel.context=", sizes[1]),
+             concat("parallel.tensor=", sizes[2]), concat("parallel.zero=", zero),
+             concat("parallel.shard_ranks=", data > 1 && zero > 0 ? data / random_int(1, 2) : 0)});
+        INFO(to_json(config));
+        CHECK(taken_by_steps(config, world, device) == 0);
     }
-    trainer.update({.learning_rate = 0.001f, .step = 1}, 1, 0);
-    trainer.generator().feed(trainer.stream, std::vector<int32_t>{1, 2});
-    trainer.stream.synchronize();
-    CHECK(memory_available(device) == left);
+}
+
+namespace {
+
+void check_steps_of_meshes(int meshes) {
+    if (skip_without_gpus(8)) return;
+    const TemporaryDirectory folder;
+    check_case_on_ranks(8, "ranks: gpu steps of meshes",
+                        {{"FOLDER", folder.path()},
+                         {"MESHES", std::to_string(meshes)},
+                         {"GPUSIM_NCCL_MEMORY", "0.1"}},
+                        300);
+}
+
+}  // namespace
+
+TEST_CASE("NCCL takes nothing in steps of a mesh, whatever its algorithms take at first",
+          "[communicator][pipeline][tensor][context][cuda]") {
+    check_steps_of_meshes(2);
+}
+
+TEST_CASE("NCCL takes nothing in steps of any mesh",
+          "[communicator][pipeline][tensor][context][cuda][.][long]") {
+    check_steps_of_meshes(10);
 }
 
 TEST_CASE("NCCL connects the stages of a pipeline before a step",
@@ -273,8 +337,9 @@ TEST_CASE("NCCL connects the stages of a pipeline before a step",
         received += count(calls, "receive from ");
         CHECK(count(calls, "misuse") == 0);
     }
-    // Both ways around the ring, 4 micro-batches through 8 stages and back, a prompt through them
-    CHECK(sent == 2 * 4 + 2 * 4 * 7 + 7);
+    // Both ways around the ring; in each of two steps, 4 micro-batches through 8 stages and back; a
+    // prompt through them
+    CHECK(sent == 2 * 4 + 2 * (2 * 4 * 7) + 7);
     CHECK(received == sent);
 }
 

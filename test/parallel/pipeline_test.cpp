@@ -7,6 +7,8 @@
 #include "parallel/pipeline/stage_layers.h"
 #include "test/parallel/mesh_job.h"
 #include "training/config/load_config.h"
+#include "training/plan/fit.h"
+#include "training/plan/plan.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;

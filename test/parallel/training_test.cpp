@@ -13,6 +13,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/file.h"
 #include "kernels/adamw.h"
 #include "model/families/family.h"
 #include "parallel/state/bucket_layout.h"
@@ -278,6 +279,42 @@ TEST_CASE("ranks that do not agree end before they train, and a message says whi
                   {"rank 1: the run folder " + (b / "here"), "not the one that rank 0 writes to"});
     CHECK_FALSE(fs::exists(b / "here"));
     CHECK(names_in(a / "here") == std::set<std::string>{"lock"});
+}
+
+TEST_CASE("ranks that choose ZeRO's stage keep it, and train as if it were given", "[training]") {
+    const Job job(5, {{"checkpoint.every", "10"}});
+    const Settings open{{"parallel.zero", "auto"}};
+    const auto chosen = [](const std::string& run) {
+        return Json::parse(read(run + "/choices.json")).at("zero").get<int>();
+    };
+    const ProgramResult result = job.start(2, "open", open);
+    INFO(result.output);
+    REQUIRE(result.exit_code == 0);
+    const std::string run = job.path("open");
+    const int stage = chosen(run);
+    CHECK(stage == 1);  // all fit, and stage 1 sends the least
+    CHECK(contains(result.output, concat("parallel.zero: stage ", stage, ", chosen for ")));
+    check_equal(run, job.train(2, "given", zero(stage)));
+    CHECK(Json::parse(read(run + "/config.json")).at("parallel").at("zero") == "auto");
+    CHECK(contains(read(run + "/report.html"), concat("ZeRO stage ", stage, " (chosen)")));
+    // A checkpoint's stage is taken, also by another number of ranks.
+    const std::string resumed = job.train(2, "resumed", open, {"--stop-at", "10"});
+    const fs::path checkpoint = fs::path(resumed) / step_folder(10);
+    Json choices = Json::parse(read(checkpoint / "choices.json"));
+    choices["zero"] = 3;
+    write(checkpoint / "choices.json", choices.dump(2));
+    Json manifest = Json::parse(read(checkpoint / "manifest.json"));
+    manifest.at("files").at("choices.json") = {{"bytes", choices.dump(2).size()},
+                                               {"xxh3", hash_file(checkpoint / "choices.json")}};
+    write(checkpoint / "manifest.json", manifest.dump(2));
+    const ProgramResult rest = job.start(3, "resumed", open);
+    INFO(rest.output);
+    REQUIRE(rest.exit_code == 0);
+    CHECK(contains(rest.output, "parallel.zero: stage 3, as the run chose at first"));
+    CHECK(chosen(resumed) == 3);
+    const std::string given = job.train(2, "given-3", zero(1), {"--stop-at", "10"});
+    job.train(3, "given-3", zero(3));
+    check_equal(resumed, given);
 }
 
 TEST_CASE("more ranks than micro-batches are refused", "[training]") {

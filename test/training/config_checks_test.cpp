@@ -12,6 +12,7 @@
 #include "test/text.h"
 #include "training/config/config_parser.h"
 #include "training/config/load_config.h"
+#include "training/plan/fit.h"
 #include "training/plan/plan.h"
 
 using namespace train_gpt;

@@ -304,6 +304,29 @@ TEST_CASE("every switch takes true, false, \"on\" and \"off\" alike, in JSON and
     CHECK(switches == 11);
 }
 
+TEST_CASE("ZeRO's stage is a number or \"auto\", in JSON and in --set", "[config]") {
+    const auto stage = [](const std::string& value) {
+        const Config file = parse_config(R"({"parallel": {"zero": )" + value + "}}", "test", {"schedule.steps=1"});
+        return file.parallel.zero;
+    };
+    CHECK(stage("\"auto\"") == std::nullopt);
+    const auto overridden = [](const std::string& value) {
+        return parse_config("{}", "test", {"schedule.steps=1", "parallel.zero=" + value})
+            .parallel.zero;
+    };
+    CHECK(overridden("auto") == std::nullopt);
+    CHECK(overridden("\"auto\"") == std::nullopt);
+    CHECK(Config{}.parallel.zero == 1);
+    for (const int number : {0, 1, 2, 3}) {
+        CHECK(stage(std::to_string(number)) == number);
+        CHECK(overridden(std::to_string(number)) == number);
+    }
+    for (const std::string bad : {"4", "-1", "1.5", "true", "\"off\"", "\"2\"", "null", "[1]"})
+        check_names(refusal(R"({"parallel": {"zero": )" + bad + "}}"),
+                    {"parallel.zero", bad, "\"auto\", or a whole number from 0 to 3"});
+    check_names(override_refusal({"parallel.zero=automatic"}), {"parallel.zero", "\"auto\""});
+}
+
 TEST_CASE("training data are one glob or a list of sources with weights", "[config]") {
     using Sources = std::vector<Config::Data::Source>;
     const std::string rest = R"(, "schedule": {"steps": 100}})";

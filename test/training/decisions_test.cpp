@@ -15,10 +15,13 @@
 #include "device/memory.h"
 #include "test/catch.h"
 #include "test/kernels/test_device.h"
+#include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "test/text.h"
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
+#include "training/plan/fit.h"
+#include "training/plan/plan.h"
 
 using namespace train_gpt;
 
@@ -163,18 +166,23 @@ TEST_CASE("kernels do as a run has chosen on the same platform, and choose anew 
 TEST_CASE("choices are the same after they were text, and damaged ones are named", "[choices]") {
     const Choices choices{.micro_batch = 3,
                           .recompute = "block",
+                          .zero = 2,
                           .platform = "a GPU, 7 multiprocessors",
                           .kernels = "one line\nanother \"line\"\n"};
     const Choices read = choices_from_json(to_json(choices));
     CHECK(read.micro_batch == choices.micro_batch);
     CHECK(read.recompute == choices.recompute);
+    CHECK(read.zero == choices.zero);
     CHECK(read.platform == choices.platform);
     CHECK(read.kernels == choices.kernels);
     // As earlier versions wrote them.
     CHECK(choices_from_json(R"({"recompute": "none", "kernels": ["nt 1 2"]})").platform.empty());
+    CHECK(!choices_from_json(R"({"recompute": "none", "kernels": ["nt 1 2"]})").zero);
     for (const char* damaged :
          {"", "{", "[]", R"({"recompute": "none"})",
           R"({"recompute": "none", "kernels": [], "platform": 1})",
+          R"({"recompute": "none", "kernels": [], "zero": 4})",
+          R"({"recompute": "none", "kernels": [], "zero": "2"})",
           R"({"recompute": 1, "kernels": []})", R"({"recompute": "none", "kernels": [1]})"}) {
         CAPTURE(damaged);
         try {
@@ -187,7 +195,28 @@ TEST_CASE("choices are the same after they were text, and damaged ones are named
 }
 
 TEST_CASE("ranks of one machine share its memory") {
-    const uint64_t all = memory_for_a_rank(Device{}, 1);
+    const uint64_t all = memory_for_a_rank(Device{}, {});
     CHECK(all > memory_available(Device{}) / 2);  // other programs take some meanwhile
-    CHECK(memory_for_a_rank(Device{}, 1000) < all / 100);
+    CHECK(memory_for_a_rank(Device{}, {}, 1000) < all / 100);
+}
+
+TEST_CASE("a GPU keeps memory free for each axis of a mesh after the first", "[cuda]") {
+    if (skip_without_gpus(1)) return;
+    const Device device{Device::Kind::cuda, 0};
+    const uint64_t available = memory_available(device);
+    // world, pipeline, context, tensor, shard; the axes after the first that have several ranks
+    const struct {
+        int world, pipeline, context, tensor, shard;
+        uint64_t more;
+    } meshes[] = {{1, 1, 1, 1, 0, 0}, {8, 1, 1, 1, 0, 0}, {8, 1, 1, 8, 0, 0}, {8, 1, 1, 1, 4, 1},
+                  {8, 2, 1, 1, 0, 1}, {8, 2, 1, 4, 0, 1}, {8, 2, 1, 2, 0, 2}, {8, 2, 2, 2, 0, 2},
+                  {64, 2, 2, 2, 4, 4}};
+    for (const auto& m : meshes) {
+        const MeshLayout mesh(m.world, {.pipeline = m.pipeline,
+                                        .context = m.context,
+                                        .tensor = m.tensor,
+                                        .shard_ranks = m.shard});
+        CAPTURE(m.world, m.pipeline, m.context, m.tensor, m.shard);
+        CHECK(memory_for_a_rank(device, mesh, 8) == available - (m.more << 28));
+    }
 }

@@ -13,6 +13,7 @@
 #include "test/text.h"
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
+#include "training/plan/fit.h"
 #include "training/plan/traffic.h"
 #include "training/trainer.h"
 
@@ -284,6 +285,68 @@ TEST_CASE("a resumed run takes the choices that it has, unless they fit no more"
     CHECK(choose(kept, plenty, 1).recompute == "elementwise");
 }
 
+TEST_CASE("ZeRO's stage is the one with the least time of a step for the link", "[plan]") {
+    // Llama-3 8B on 8 devices of 80 GB, 8 sequences each in a step
+    Config config = parse_config(
+        "{}", "test",
+        {"model.family=llama", "model.n_layer=32", "model.n_head=32", "model.n_kv_head=8",
+         "model.n_embd=4096", "model.n_ff=14336", "model.n_ctx=8192", "model.vocab_size=128256",
+         "batch.tokens_per_step=524288", "parallel.zero=auto", "schedule.steps=1"});
+    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+    const RunShape shape(config, spec, DType::bf16, Recompute::none, 8);
+    constexpr uint64_t available = 80'000'000'000;
+    const auto fit_with = [&](const RunShape& of, double link) {
+        return fit_into(available, of, Device{}, {.flops = 800e12, .link = link});
+    };
+    // Stage 1 has room for the activations only if whole blocks are recomputed. Stage 2 keeps
+    // them, and sends 7 times the 28 GB of gradients more. A third of the computing is 2.1 s.
+    const Fit fast = fit_with(shape, 360e9), slow = fit_with(shape, 10e9);
+    CHECK((fast.zero == 2 && fast.recompute == Recompute::none));
+    CHECK((slow.zero == 1 && slow.recompute == Recompute::block));
+    CHECK(std::max(fast.bytes, slow.bytes) <= available);
+    // The links between, by hand: gradients in fp32, weights in bf16, 7 of 8 parts sent. On a CPU
+    // no exchange runs beside products.
+    const double parameters = 8.03e9, sent = 7.0 / 8, steps = 8;
+    const double more_bytes = (steps - 1) * 4 * parameters * sent,
+                 recomputed = (0.33 * 524288 / 8) * spec.flops_per_token(8192) / 400e12,
+                 equal = more_bytes / recomputed;
+    CHECK(fit_with(shape, 1.05 * equal).zero == 2);
+    CHECK(fit_with(shape, equal / 1.05).zero == 1);
+    // With fewer bytes for gradients, slower links do.
+    config.parallel.reduce_dtype = DType::bf16;
+    const RunShape rounded(config, spec, DType::bf16, Recompute::none, 8);
+    CHECK(fit_with(rounded, equal / 1.05).zero == 2);
+    CHECK(fit_with(rounded, equal / 2.1).zero == 1);
+    // Where only stage 3 fits, it is taken; where nothing is split, stage 1.
+    const RunShape many(config, spec, DType::bf16, Recompute::none, 64);
+    const uint64_t least = plan_memory(many.with_zero(3).with_micro_batch(1).with_recompute(
+                                           Recompute::block), Device{}).total_bytes();
+    CHECK(fit_into(least, many, Device{}, {.flops = 800e12, .link = 1e9}).zero == 3);
+    CHECK(fit_into(least - 1, many, Device{}, {.flops = 800e12, .link = 1e9}).bytes == least);
+    const RunShape alone(config, spec, DType::bf16, Recompute::none, 1);
+    CHECK(fit_into(uint64_t{1} << 40, alone, Device{}, {.flops = 800e12, .link = 0}).zero == 1);
+    // A stage that is given, or was chosen before, stays.
+    for (const int stage : {0, 1, 2, 3}) {
+        CHECK(fit_with(shape.with_zero(stage), 360e9).zero == stage);
+        CHECK(choose_by_memory({.zero = stage}, uint64_t{1} << 40, shape, Device{},
+                               {.flops = 800e12, .link = 360e9})
+                  .zero == stage);
+    }
+    CHECK(choose_by_memory({}, available, shape, Device{}, {.flops = 800e12, .link = 360e9}).zero ==
+          2);
+}
+
+TEST_CASE("a plan with an open stage of ZeRO says which it takes, and for which link", "[plan]") {
+    Config config = random_config();
+    config.parallel.zero = std::nullopt;
+    const std::string text = plan_report(config, Device{}, 2).text;
+    INFO(text);
+    CHECK(contains(text, ", parallel.zero = "));
+    CHECK(contains(text, " (for a link of 5 GB/s, which is assumed; a run measures its own)"));
+    config.parallel.zero = 2;
+    CHECK(!contains(plan_report(config, Device{}, 2).text, "parallel.zero ="));
+}
+
 TEST_CASE("a change that is said to fit fits", "[plan]") {
     std::set<std::string> kinds;
     for (int i = 0; i < 40; ++i) {
@@ -352,7 +415,7 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
         };
         // The most ranks or the shortest sequences need the least.
         uint64_t least =
-            std::min(bytes(config.parallel.zero, 1, 1), bytes(config.parallel.zero, 1, T));
+            std::min(bytes(*config.parallel.zero, 1, 1), bytes(*config.parallel.zero, 1, T));
         for (const int zero : {1, 2, 3}) least = std::min(least, bytes(zero, sequences, T));
         if (sequences > 1) REQUIRE(least == bytes(3, sequences, T));
         const auto advice = [&](uint64_t available) {

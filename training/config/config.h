@@ -251,7 +251,7 @@ struct Config {
         OneOf<PipelineKind> schedule = PipelineKind::one_f_one_b;
         int stages_per_rank = 1;
         std::vector<int> layers_per_stage = {};  // empty: dealt by cost
-        int zero = 1;                            // ZeRO's stage: 0 to 3
+        std::optional<int> zero = 1;             // ZeRO's stage: 0 to 3; nothing: auto
         int shard_ranks = 0;                     // 0: all data-parallel ranks
         double bucket_mb = 64;                   // MiB of fp32 gradients in a bucket
         OneOf<DType> reduce_dtype = DType::fp32;

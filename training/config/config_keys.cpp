@@ -272,7 +272,8 @@ constexpr ConfigKey table[] = {
     {KEY(parallel.zero), between(0, 3),
      "ZeRO's stage, which is what data parallelism splits over ranks. 0: nothing; 1: optimizer "
      "state; 2: gradient sums as well, which are then reduced in every micro-batch; 3: weights as "
-     "well, which are then gathered in every forward and backward pass."},
+     "well, which are then gathered in every forward and backward pass; `auto`: the stage from 1 "
+     "to 3 with the least predicted time of a step, which the run keeps."},
     {KEY(parallel.shard_ranks), between(0, 1048576),
      "Data-parallel ranks among which ZeRO splits, such as those of a node; groups of so many hold "
      "the same. It must divide the number of data-parallel ranks. 0: all of them."},
@@ -343,6 +344,9 @@ bool is_switch(const KeyField& field) {
 bool is_sources(const KeyField& field) { return std::holds_alternative<TrainSources*>(field); }
 bool is_numbers(const KeyField& field) { return std::holds_alternative<WholeNumbers*>(field); }
 bool is_real(const KeyField& field) { return std::holds_alternative<double*>(field); }
+bool is_optional_number(const KeyField& field) {
+    return std::holds_alternative<std::optional<int>*>(field);
+}
 
 std::span<const ConfigKey> config_keys() { return table; }
 
@@ -388,6 +392,8 @@ Json value_of(Config config, const ConfigKey& key) {
                 return to_value(*value);
             else if constexpr (is_one_of<Value>)
                 return Json(value->word());
+            else if constexpr (std::is_same_v<Value, std::optional<int>>)
+                return *value ? Json(**value) : Json("auto");
             else
                 return Json(*value);
         },
@@ -407,7 +413,9 @@ std::string rule_text(const ConfigKey& key) {
     if (is_numbers(field))
         return concat("a list of whole numbers from ", number_text(rule.low), " to ",
                       number_text(rule.high));
-    std::string text = is_real(field) ? "a number" : "a whole number";
+    std::string text = is_real(field)              ? "a number"
+                       : is_optional_number(field) ? "\"auto\", or a whole number"
+                                                   : "a whole number";
     const bool has_high = rule.high < infinity;
     if (!rule.above_low && has_high)
         return text + " from " + number_text(rule.low) + " to " + number_text(rule.high);

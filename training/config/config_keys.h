@@ -21,7 +21,7 @@ namespace train_gpt {
 using TrainSources = std::vector<Config::Data::Source>;
 using WholeNumbers = std::vector<int>;
 using KeyField =
-    std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*,
+    std::variant<int*, std::optional<int>*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*,
                  WholeNumbers*, OneOf<PipelineKind>*, OneOf<Decay>*, OneOf<DType>*,
                  OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
                  OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
@@ -36,6 +36,8 @@ bool is_switch(const KeyField& field);
 bool is_sources(const KeyField& field);
 bool is_numbers(const KeyField& field);
 bool is_real(const KeyField& field);
+/// Whether values are whole numbers or the word "auto".
+bool is_optional_number(const KeyField& field);
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 /// 2^53: a double holds every integer up to this number.

@@ -172,6 +172,13 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
                 }
                 *target = std::move(numbers);
                 return true;
+            } else if constexpr (std::is_same_v<Value, std::optional<int>>) {
+                int number = 0;
+                const bool is_auto = read_text(value) == "auto";
+                if (!is_auto && (!read_integer(value, number) || !key.rule.allows(number)))
+                    return false;
+                *target = is_auto ? std::nullopt : std::optional(number);
+                return true;
             } else if constexpr (std::is_same_v<Value, double>) {
                 if (!value.is_number() || !key.rule.allows(value.get<double>())) return false;
                 *target = value.get<double>();
@@ -297,7 +304,8 @@ void apply_override(Config& config, const std::string& text) {
     const bool is_list =
         value.is_array() || (raw.starts_with('[') && second != raw.npos && raw[second] == '{');
     const bool is_bare = is_text(field) || (is_sources(field) && !is_list);
-    if (is_switch(field) ? value.is_discarded() : is_bare && !value.is_string()) value = raw;
+    const bool has_words = is_switch(field) || is_optional_number(field);
+    if (has_words ? value.is_discarded() : is_bare && !value.is_string()) value = raw;
     if (value.is_discarded()) refuse(origin, *key, raw);  // 1e400 ends here too
     if (is_bare) {
         try {

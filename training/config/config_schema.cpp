@@ -47,6 +47,10 @@ std::string config_schema() {
                            : is_numbers(field) ? Json("array")
                            : is_real(field)    ? Json("number")
                                                : Json("integer");
+        if (is_optional_number(field)) {
+            property["type"] = {"integer", "string"};
+            property["pattern"] = "^auto$";
+        }
         if (is_sources(field)) property["items"] = source_schema();
         Json bounds = Json::object();
         if (is_numbers(field)) bounds["type"] = "integer";

@@ -1,5 +1,6 @@
 #include "training/config/layout.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -89,6 +90,12 @@ RunShape RunShape::with_recompute(Recompute level) const {
     return shape;
 }
 
+RunShape RunShape::with_zero(int stage) const {
+    RunShape shape = *this;
+    shape.config.parallel.zero = stage;
+    return shape;
+}
+
 LoaderOptions loader_options(const Config& config, const MeshLayout& mesh, int rank) {
     return {.seed = config.seed,
             .B = config.batch.micro_batch,
@@ -104,7 +111,7 @@ Sharding sharding_of(const RunShape& shape, int rank) {
     const auto& p = shape.config.parallel;
     return sharding_of(
         shape.mesh, rank,
-        {.zero = p.zero,
+        {.zero = p.zero.value_or(1),
          .tied_head = shape.spec.tied_head,
          .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
          .reduce_dtype = p.reduce_dtype});
@@ -157,6 +164,28 @@ RankRegistry registry_of_rank(const RunShape& shape, int rank) {
 int64_t sums_of_step(const RunShape& shape) {
     return StepSums::count(static_cast<int>(shape.config.data.train.size())) +
            std::ssize(registry_of(shape.spec).parameters);
+}
+
+StepSizes sizes_of_step(const RunShape& shape, const std::vector<int>& micro_batches) {
+    const int tensors = shape.mesh.size(Axis::tensor);
+    const DecoderSpec part = share_of_spec(shape.spec, tensors);
+    StepSizes sizes{.dtype = shape.dtype,
+                    .sums = sums_of_step(shape),
+                    .width = shape.spec.n_embd,
+                    .vocabulary = tensors * part_extent(shape.spec.vocab_size, vocab_multiple, tensors),
+                    .tensor_chunks = shape.config.parallel.tensor_chunks};
+    int64_t taken = 0;
+    for (const int B : micro_batches) {
+        if (B < 2 * taken && B != micro_batches.back()) continue;
+        sizes.tokens.push_back(int64_t{B} * shape.config.sequence_length() /
+                               shape.mesh.size(Axis::context));
+        taken = B;
+    }
+    for (int l = 0; l < part.n_layer; ++l)
+        if (const int64_t width = part.layer(l).kv_width();
+            std::ranges::find(sizes.kv_widths, width) == sizes.kv_widths.end())
+            sizes.kv_widths.push_back(width);
+    return sizes;
 }
 
 KernelSettings kernel_settings(const Config& config) {

@@ -19,6 +19,7 @@
 #include "parallel/axes/pipeline.h"
 #include "parallel/axes/tensor.h"
 #include "parallel/mesh.h"
+#include "parallel/step_collectives.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/config.h"
 
@@ -60,6 +61,7 @@ struct RunShape {
 
     RunShape with_micro_batch(int sequences) const;
     RunShape with_recompute(Recompute level) const;
+    RunShape with_zero(int stage) const;
 };
 
 // ---- What each rank has ------------------------------------------------------------------------------
@@ -81,6 +83,9 @@ std::vector<int> layers_of_stages(const RunShape& shape);
 PipelineShape pipeline_shape(const RunShape& shape);
 /// The fp64 numbers that ranks add up in each step: losses, and a norm for each tensor.
 int64_t sums_of_step(const RunShape& shape);
+/// For a micro-batch of one of so many sequences, from the fewest to the most. Of numbers between,
+/// those are taken that are at least twice the one before.
+StepSizes sizes_of_step(const RunShape& shape, const std::vector<int>& micro_batches);
 
 /// Which kernels the configuration asks for. Throws Error for one that is not in this build.
 KernelSettings kernel_settings(const Config& config);

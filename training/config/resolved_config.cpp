@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "device/memory.h"
 #include "training/decisions.h"
-#include "training/plan/plan.h"
+#include "training/plan/fit.h"
 
 namespace train_gpt {
 
@@ -38,11 +38,15 @@ ResolvedConfig resolve_here(const Config& given, int ranks, int local_ranks) {
     try {
         const DecoderSpec spec = spec_of(given, vocab_size_of(given));
         config = resolve(config, spec, dtype);
-        const Choices chosen =
-            choose_by_memory(kept_choices(given.run_dir), memory_for_a_rank(device, local_ranks),
-                             RunShape(given, spec, dtype, Recompute::none, ranks), device);
+        const RunShape shape(given, spec, dtype, Recompute::none, ranks);
+        const Choices kept = kept_choices(given.run_dir),
+                      chosen = choose_by_memory(
+                          kept, memory_for_a_rank(device, shape.mesh, local_ranks), shape, device,
+                          given.parallel.zero || kept.zero ? Speeds{}
+                                                           : planned_speeds(shape, device));
         config.batch.micro_batch = chosen.micro_batch;
         config.precision.recompute = recompute_from(chosen.recompute);
+        config.parallel.zero = chosen.zero;
     } catch (const Error& error) {
         if (config.model.vocab_size == 0) {
             config = resolve(config, spec_of(given, 1), dtype);

@@ -32,6 +32,10 @@ Choices choices_from_json(const std::string& text, const std::string& origin) {
         choices.micro_batch = json["micro_batch"].get<int>();
     }
     choices.recompute = json["recompute"].get<std::string>();
+    if (json.contains("zero")) {  // older checkpoints have none
+        if (!json["zero"].is_number_unsigned() || json["zero"] > 3) throw damaged();
+        choices.zero = json["zero"].get<int>();
+    }
     if (json.contains("platform")) {  // older checkpoints have none
         if (!json["platform"].is_string()) throw damaged();
         choices.platform = json["platform"].get<std::string>();
@@ -48,6 +52,7 @@ std::string to_json(const Choices& choices) {
                  {"recompute", choices.recompute},
                  {"platform", choices.platform},
                  {"kernels", Json::array()}};
+    if (choices.zero) json["zero"] = *choices.zero;
     std::istringstream lines(choices.kernels);
     for (std::string line; std::getline(lines, line);) json["kernels"].push_back(line);
     return to_text(json, 2) + "\n";

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <iterator>
-#include <map>
 
 #include "base/error.h"
 #include "base/formatted.h"
@@ -16,6 +14,7 @@
 #include "training/config/feeding.h"
 #include "training/config/micro_batches.h"
 #include "training/data_use.h"
+#include "training/plan/fit.h"
 #include "training/plan/pipeline_plan.h"
 #include "training/plan/traffic.h"
 #include "training/schedule.h"
@@ -37,7 +36,7 @@ std::string traffic_line(const RunShape& shape) {
     const BucketLayout layout(registry_of_rank(shape, 0).parameters, sharding.size,
                               sharding.bucket_elements);
     std::string text =
-        concat("traffic      of each rank and step, ZeRO-", shape.config.parallel.zero, ": ");
+        concat("traffic      of each rank and step, ZeRO-", shape.config.parallel.zero.value(), ": ");
     for (const auto& [group, bytes] : most_traffic(shape))
         text += concat(format_bytes(static_cast<uint64_t>(bytes)), " along ", group, ", ");
     return text + concat("gradients in ", name_of(sharding.reduce_dtype), ", in ",
@@ -52,37 +51,6 @@ std::string shares_line(const RunShape& shape, const Device& device) {
                                         available);
     return shares.empty() || available == 0 ? "" : concat("collectives  ", shares, "\n");
 }
-
-constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
-                                          Recompute::block};
-
-/// The time of a step as fit_into() estimates it, in units of one token of a large micro-batch.
-struct Pace {
-    double fixed_tokens;  // the fixed cost of each micro-batch
-
-    explicit Pace(const Device& device) : fixed_tokens(device.is_cuda() ? 1024 : 64) {}
-
-    double of(int64_t micro_batches, int64_t tokens, Recompute level, int ranks) const {
-        constexpr double cost[] = {1, 1.04, 1.33};  // by recompute level
-        const int64_t busiest = (micro_batches + ranks - 1) / ranks;
-        return static_cast<double>(busiest) * (static_cast<double>(tokens) + fixed_tokens) *
-               cost[static_cast<size_t>(level)];
-    }
-};
-
-/// The differences between two configurations, as command-line options.
-std::string settings_of(const Config& from, const Config& to) {
-    const std::map<std::string, std::string> before = config_values(from);
-    std::string settings;
-    for (auto [key, value] : config_values(to)) {
-        if (value == before.at(key)) continue;
-        std::erase(value, '"');  // JSON's quotes around a string
-        settings += concat(settings.empty() ? " with --set " : " --set ", key, "=", value);
-    }
-    return settings;
-}
-
-constexpr int64_t most_ranks = 1 << 20;  // the limit of plan --world
 
 }  // namespace
 
@@ -136,124 +104,6 @@ std::vector<uint64_t> memory_of_stages(const RunShape& shape, const Device& devi
     for (const int rank : shape.mesh.first_ranks(Axis::pipeline))
         memory.push_back(plan_memory(shape, device, rank).total_bytes());
     return memory;
-}
-
-Fit fit_into(uint64_t available, const RunShape& shape, const Device& device) {
-    const Config& config = shape.config;
-    const Pace pace(device);
-    const int data_ranks = shape.mesh.size(Axis::data);
-    const std::vector<int> possible = possible_micro_batches(config, device, data_ranks);
-    const auto fit_of = [&](int B, Recompute level) {
-        const Arena plan = plan_memory(shape.with_micro_batch(B).with_recompute(level), device);
-        return Fit{B, level, plan.total_bytes()};
-    };
-    std::vector<Recompute> levels(std::begin(recompute_levels), std::end(recompute_levels));
-    if (const std::optional<Recompute> given = config.precision.recompute) levels = {*given};
-
-    const Fit least = fit_of(possible.front(), levels.back());
-    if (least.bytes > available) return least;
-    Fit best = least;
-    const auto time_of = [&](const Fit& fit) {
-        return pace.of(
-            shape.with_micro_batch(fit.micro_batch).config.micro_batches_per_step(),
-            int64_t{fit.micro_batch} * config.sequence_length() / config.parallel.context,
-            fit.recompute, data_ranks);
-    };
-    for (const Recompute level : levels) {
-        // More sequences take more memory, so those that fit come first.
-        const auto end = std::partition_point(possible.begin(), possible.end(), [&](int B) {
-            return fit_of(B, level).bytes <= available;
-        });
-        for (auto B = possible.begin(); B != end; ++B) {
-            const Fit fit{*B, level, 0};
-            if (time_of(fit) < time_of(best)) best = fit;
-        }
-    }
-    return fit_of(best.micro_batch, best.recompute);
-}
-
-Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape& shape,
-                         const Device& device) {
-    RunShape as_kept = shape;
-    if (shape.config.batch.micro_batch == 0) as_kept.config.batch.micro_batch = kept.micro_batch;
-    if (shape.config.precision.recompute.is_auto() && !kept.recompute.empty())
-        as_kept.config.precision.recompute = recompute_from(kept.recompute);
-    const bool serves = as_kept.config.batch.micro_batch == 0 ||
-                        can_feed(as_kept.config, shape.mesh.size(Axis::data));
-    Fit fit;
-    if (serves) fit = fit_into(available, as_kept, device);
-    if (!serves || fit.bytes > available) fit = fit_into(available, shape, device);
-    return {.micro_batch = fit.micro_batch, .recompute = name_of(fit.recompute)};
-}
-
-std::string change_that_fits(const RunShape& shape, const Device& device, uint64_t available) {
-    const Config& config = shape.config;
-    const int ranks = shape.mesh.world();
-    const auto on_ranks = [&](const Config& changed, int on) {
-        return RunShape(changed, shape.spec, shape.dtype, shape.recompute, on);
-    };
-    const auto try_with = [&](Config changed, int on) -> std::string {
-        const Fit fit = fit_into(available, on_ranks(changed, on), device);
-        if (fit.bytes > available) return "";
-        if (config.batch.micro_batch > 0) changed.batch.micro_batch = fit.micro_batch;
-        if (!config.precision.recompute.is_auto()) changed.precision.recompute = fit.recompute;
-        return concat("it fits",
-                      on > ranks ? concat(" on ", on, " ranks with as much memory each") : "",
-                      settings_of(config, changed));
-    };
-    Config open = config;
-    open.precision.recompute = std::nullopt;
-    if (const std::string found = try_with(open, ranks); !found.empty()) return found;
-    open.batch.micro_batch = 0;
-    if (const std::string found = try_with(open, ranks); !found.empty()) return found;
-
-    // The most ranks or the shortest sequences need the least memory: where those do not fit,
-    // nothing in between does.
-    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
-    int most = ranks;
-    while (2 * int64_t{most} <= std::min(sequences, most_ranks)) most *= 2;
-    for (int zero = std::max(1, config.parallel.zero); zero <= 3; ++zero) {
-        Config split = open;
-        split.parallel.zero = zero;
-        if (try_with(split, most).empty()) continue;
-        for (int on = ranks; on <= most; on *= 2)
-            if (const std::string found = try_with(split, on); !found.empty()) return found;
-    }
-    const int64_t tokens = config.batch.tokens_per_step;
-    int shortest = config.sequence_length();
-    // Where gpipe holds all tokens of a step, shorter sequences are no less to hold.
-    const bool holds_all =
-        config.parallel.pipeline > 1 && config.parallel.schedule == PipelineKind::gpipe;
-    while (!holds_all && shortest % 2 == 0 && tokens / shortest < most_ranks) shortest /= 2;
-    const auto with_length = [&](int T) {
-        Config shorter = open;
-        shorter.batch.sequence_length = T;
-        return try_with(shorter, ranks);
-    };
-    if (!with_length(shortest).empty())
-        for (int T = config.sequence_length(); T >= shortest; T /= 2)
-            if (const std::string found = with_length(T); !found.empty()) return found;
-
-    open.parallel.zero = 3;
-    open.batch.micro_batch = 1;
-    const Arena plan = plan_memory(on_ranks(open, most).with_recompute(Recompute::block), device);
-    return concat("with a micro-batch of one sequence and parallel.zero=3, each of ", most,
-                  most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),
-                  ", ", format_bytes(plan.bytes(Purpose::activations)),
-                  " of it for activations; take a smaller model");
-}
-
-Arena allocate(const Arena& plan, const RunShape& shape) {
-    try {
-        return allocate(plan);
-    } catch (const Error& error) {
-        const uint64_t available = memory_available(plan.device());
-        throw Error(
-            Lines{error.what()},
-            !plan.device().is_cuda() && plan.total_bytes() <= available
-                ? "the machine has that much, so a limit of this process forbids it; see ulimit -v"
-                : change_that_fits(shape, plan.device(), available));
-    }
 }
 
 Arena allocate(const Arena& plan) {
@@ -339,7 +189,7 @@ std::string describe_shape(const RunShape& shape, const Device& device) {
                               " positions, vocabulary ", spec.vocab_size, " (", spec.padded_vocab(),
                               " in memory)\n", "parameters   ", with_separators(parameters), "\n");
     const auto weights = static_cast<uint64_t>(parameters) * size_of(shape.dtype);
-    if (weights > largest_gpu_bytes && config.parallel.zero < 3 && config.parallel.tensor == 1)
+    if (weights > largest_gpu_bytes && config.parallel.zero.value() < 3 && config.parallel.tensor == 1)
         text += concat("note         its weights alone take ", format_bytes(weights),
                        ", which no GPU has; parallel.zero=3 splits them over ranks\n");
     text += formatted(
@@ -359,15 +209,28 @@ std::string describe_shape(const RunShape& shape, const Device& device) {
 
 }  // namespace
 
+namespace {
+
+/// Which stage of ZeRO was chosen, and for which speed of the link; empty if it is given.
+std::string stage_text(const Config& given, const Fit& fit, const Speeds& speeds) {
+    if (given.parallel.zero) return "";
+    return concat(", parallel.zero = ", fit.zero, " (for a link of ",
+                  formatted("%.0f", speeds.link / 1e9),
+                  " GB/s, which is assumed; a run measures its own)");
+}
+
+}  // namespace
+
 PlanReport plan_report(const Config& given, const Device& device, int world) {
     const std::optional<Tokenizer> tokenizer = tokenizer_there(given);
     const Tokenizer* known = tokenizer ? &*tokenizer : nullptr;
     const DecoderSpec spec = spec_of(given, vocab_size_of(given, known));
     const RunShape asked(given, spec, resolve_dtype(given.precision.dtype, device), Recompute::none,
                          world);
-    const uint64_t available = memory_available(device);
-    const Fit fit = fit_into(available, asked, device);
-    const RunShape shape = asked.with_micro_batch(fit.micro_batch).with_recompute(fit.recompute);
+    const uint64_t available = memory_for_a_rank(device, asked.mesh);
+    const Speeds speeds = given.parallel.zero ? Speeds{} : planned_speeds(asked, device);
+    const Fit fit = fit_into(available, asked, device, speeds);
+    const RunShape shape = with_choices(asked, fit);
 
     std::vector<Arena> plans;
     for (const Recompute level : recompute_levels)
@@ -379,7 +242,7 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
                "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
                pipeline_table(shape, memory_of_stages(shape, device)),
                "\nbatch.micro_batch = ", fit.micro_batch,
-               ", precision.recompute = ", name_of(fit.recompute), ": ", format_bytes(fit.bytes),
+               ", precision.recompute = ", name_of(fit.recompute), stage_text(given, fit, speeds), ": ", format_bytes(fit.bytes),
                " of ", format_bytes(available), " available here",
                fit.bytes > available ? ": DOES NOT FIT" : "", "\n");
     if (fit.bytes > available)
@@ -397,8 +260,9 @@ std::string planned_picture(const Config& given, const Device& device, int world
             "or more");
     const RunShape asked(given, spec_of(given, vocab_size_of(given)),
                          resolve_dtype(given.precision.dtype, device), Recompute::none, world);
-    const Fit fit = fit_into(memory_available(device), asked, device);
-    const RunShape shape = asked.with_micro_batch(fit.micro_batch).with_recompute(fit.recompute);
+    const Speeds speeds = given.parallel.zero ? Speeds{} : planned_speeds(asked, device);
+    const RunShape shape = with_choices(
+        asked, fit_into(memory_for_a_rank(device, asked.mesh), asked, device, speeds));
     return planned_picture(shape, memory_of_stages(shape, device));
 }
 

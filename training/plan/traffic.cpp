@@ -49,6 +49,18 @@ int64_t tensor_bytes(const RunShape& shape, const RankRegistry& registry, int64_
                               .has_head = registry.stages.back().ends_model()});
 }
 
+/// What a rank sends of its state: gradients, weights and sums.
+Traffic traffic_of_state(const RunShape& shape, const PipelineSchedule& schedule, int rank,
+                         const RankRegistry& registry) {
+    const PipelineRank& actions =
+        schedule.ranks[static_cast<size_t>(shape.mesh.at(Axis::pipeline, rank))];
+    Arena counting = Arena::counting(Device{});
+    const ParameterBuffers buffers(counting, registry.parameters, shape.dtype,
+                                   ParameterBuffers::Use::training, sharding_of(shape, rank));
+    return state_traffic(shape.mesh, buffers, passes_of(actions, registry, schedule.shape.ranks),
+                         schedule.shape.micro_batches, sums_of_step(shape));
+}
+
 Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int rank) {
     const MeshLayout& mesh = shape.mesh;
     const RankRegistry registry = registry_of_rank(shape, rank);
@@ -58,12 +70,7 @@ Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int 
     const int64_t tokens = int64_t{shape.config.batch.micro_batch} * shape.config.sequence_length(),
                   of_context = tokens / mesh.size(Axis::context),
                   of_tensor = of_context / mesh.size(Axis::tensor);
-    Arena counting = Arena::counting(Device{});
-    const ParameterBuffers buffers(counting, registry.parameters, shape.dtype,
-                                   ParameterBuffers::Use::training, sharding_of(shape, rank));
-    Traffic traffic =
-        state_traffic(mesh, buffers, passes_of(actions, registry, schedule.shape.ranks),
-                      micro_batches, sums_of_step(shape));
+    Traffic traffic = traffic_of_state(shape, schedule, rank, registry);
     const auto add = [&](Axis axis, int64_t bytes) {
         if (mesh.size(axis) > 1) traffic[mesh.group_name({axis})] += bytes;
     };
@@ -78,6 +85,15 @@ Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int 
 
 Traffic step_traffic(const RunShape& shape, int rank) {
     return traffic_of(shape, pipeline_schedule(pipeline_shape(shape)), rank);
+}
+
+int64_t state_bytes(const RunShape& shape, int rank) {
+    int64_t bytes = 0;
+    for (const auto& [group, sent] :
+         traffic_of_state(shape, pipeline_schedule(pipeline_shape(shape)), rank,
+                          registry_of_rank(shape, rank)))
+        bytes += sent;
+    return bytes;
 }
 
 Traffic most_traffic(const RunShape& shape) {

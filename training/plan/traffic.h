@@ -10,6 +10,9 @@ namespace train_gpt {
 /// config.batch.micro_batch must be given.
 Traffic step_traffic(const RunShape& shape, int rank = 0);
 
+/// The bytes of step_traffic() that are gradients, weights and sums.
+int64_t state_bytes(const RunShape& shape, int rank = 0);
+
 /// The most that a rank of any pipeline stage sends in a step, by group of ranks.
 Traffic most_traffic(const RunShape& shape);
 

@@ -261,11 +261,12 @@ void RecordedRun::read_documents() {
 /// Puts the values into the configuration that it leaves open: what was chosen for the machine, and
 /// in runs of earlier versions what the model's family and tokenizer say.
 void RecordedRun::resolve_config() {
-    const auto is_open = [](const Json& value) { return value == 0 || value == "auto"; };
-    for (const auto& [key, name] :
-         {std::pair{"batch.micro_batch", "micro_batch"}, {"precision.recompute", "recompute"}})
+    const Json automatic = "auto";
+    for (const auto& [key, name, open] : {std::tuple{"batch.micro_batch", "micro_batch", Json(0)},
+                                          {"precision.recompute", "recompute", automatic},
+                                          {"parallel.zero", "zero", automatic}})
         if (const auto found = config_.find(key); found != config_.end() &&
-                                                  is_open(found->second) && choices_.is_object() &&
+                                                  found->second == open && choices_.is_object() &&
                                                   choices_.contains(name)) {
             const Json& value = choices_[name];
             found->second =
@@ -280,7 +281,8 @@ void RecordedRun::resolve_config() {
             resolve(config, spec_of(config, vocabulary.get<int64_t>()), DType::fp32);
         for (const auto& [key, text] : config_values(resolved))
             if (const auto found = config_.find(key);
-                key.starts_with("model.") && found != config_.end() && is_open(found->second))
+                key.starts_with("model.") && found != config_.end() &&
+                (found->second == 0 || found->second == automatic))
                 found->second = try_parse_json(text);
     } catch (const Error&) {
         // A configuration that this version does not read is shown as it is.

@@ -1,0 +1,43 @@
+// The collectives of a training step as plain data. Each axis says which ones its groups have
+// (parallel/axes/). All are done once before memory is planned (first_collectives.h).
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "base/dtype.h"
+#include "parallel/communicator.h"
+
+namespace train_gpt {
+
+/// One collective, with the arguments that Communicator takes.
+struct StepCollective {
+    enum class Kind : uint8_t {
+        all_reduce,
+        reduce_scatter,
+        all_gather,
+        broadcast,
+        messages,  // from each rank to the next one and to the one before; the ends are neighbours
+    };
+
+    Kind kind = Kind::all_reduce;
+    Communicator* group = nullptr;
+    DType dtype = DType::fp32;
+    int64_t count = 0;
+
+    auto operator<=>(const StepCollective&) const = default;
+};
+
+/// What the sizes of a step's collectives follow from, beside the parameters.
+struct StepSizes {
+    DType dtype = DType::fp32;  // of weights and activations
+    int64_t sums = 0;           // fp64 numbers that all ranks gather
+    /// The tokens of a micro-batch on a rank of the context axis. Several, if the micro-batch is
+    /// still to be chosen: the fewest, the most, and some between.
+    std::vector<int64_t> tokens = {};
+    int64_t width = 0;                    // n_embd
+    std::vector<int64_t> kv_widths = {};  // of keys or values, in layers of a tensor-parallel rank
+    int64_t vocabulary = 0;               // rows of the head with padding, on all ranks together
+    int tensor_chunks = 1;                // TensorOptions::chunks
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,255 @@
+#include "training/plan/fit.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "training/config/config_text.h"
+#include "training/config/feeding.h"
+#include "training/config/micro_batches.h"
+#include "training/plan/peak.h"
+#include "training/plan/plan.h"
+#include "training/plan/traffic.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// The axes with more than one rank.
+int axes_of(const MeshLayout& mesh) {
+    return std::popcount(mesh.extended({Axis::pipeline, Axis::data, Axis::context, Axis::tensor}));
+}
+
+/// The time of a step on its busiest rank, by fit_into()'s estimate: in seconds, or without speeds
+/// in units of a token.
+class StepTime {
+  public:
+    StepTime(const RunShape& shape, const Device& device, const Speeds& speeds)
+        : speeds_(speeds),
+          fixed_tokens_(device.is_cuda() ? 1024 : 64),
+          hides_(device.is_cuda() ? 0.8 : 0) {
+        constexpr double efficiency = 0.5;
+        const int parts = shape.mesh.size(Axis::tensor) * shape.mesh.size(Axis::pipeline);
+        if (speeds.flops > 0)
+            token_ = shape.spec.flops_per_token(shape.config.sequence_length()) / parts /
+                     (efficiency * speeds.flops);
+    }
+
+    double of(const RunShape& shape) const {
+        constexpr double cost[] = {1, 1.04, 1.33};  // by recompute level
+        const Config& config = shape.config;
+        const int ranks = shape.mesh.size(Axis::data);
+        const int64_t busiest = (config.micro_batches_per_step() + ranks - 1) / ranks,
+                      tokens = int64_t{config.batch.micro_batch} * config.sequence_length() /
+                               config.parallel.context;
+        const double micro_batch = (static_cast<double>(tokens) + fixed_tokens_) * token_ *
+                                   cost[static_cast<size_t>(shape.recompute)];
+        const double compute = static_cast<double>(busiest) * micro_batch;
+        const bool in_every_one = sharding_of(shape, 0).gradients_stand_alone();
+        return compute + exposed(shape, in_every_one ? compute : micro_batch);
+    }
+
+  private:
+    /// What exchanges add, if they run beside so much time of computing.
+    double exposed(const RunShape& shape, double beside) const {
+        if (speeds_.link == 0) return 0;
+        constexpr double not_free = 0.15;  // multiprocessors and bandwidth that exchanges take
+        const double all = static_cast<double>(state_bytes(shape)) / speeds_.link,
+                     hidden = std::min(all, hides_ * beside);
+        return all - hidden + not_free * hidden;
+    }
+
+    Speeds speeds_;
+    double token_ = 1, fixed_tokens_, hides_;
+};
+
+/// The differences between two configurations, as command-line options.
+std::string settings_of(const Config& from, const Config& to) {
+    const std::map<std::string, std::string> before = config_values(from);
+    std::string settings;
+    for (auto [key, value] : config_values(to)) {
+        if (value == before.at(key)) continue;
+        std::erase(value, '"');  // JSON's quotes around a string
+        settings += concat(settings.empty() ? " with --set " : " --set ", key, "=", value);
+    }
+    return settings;
+}
+
+constexpr int64_t most_ranks = 1 << 20;  // the limit of plan --world
+
+}  // namespace
+
+uint64_t memory_for_a_rank(const Device& device, const MeshLayout& mesh, int local_ranks) {
+    const uint64_t available = memory_available(device);
+    if (!device.is_cuda()) return available / static_cast<uint64_t>(local_ranks);
+    constexpr uint64_t of_axis = uint64_t{256} << 20;
+    return available - std::min(available, of_axis * std::max(0, axes_of(mesh) - 1));
+}
+
+Speeds planned_speeds(const RunShape& shape, const Device& device) {
+    constexpr double nvlink = 300e9, network = 40e9, shared_memory = 5e9;
+    constexpr int gpus_of_a_node = 8;
+    return {.flops = measure_peak_flops(device, shape.dtype, kernel_settings(shape.config)),
+            .link = !device.is_cuda()                     ? shared_memory
+                    : shape.mesh.world() <= gpus_of_a_node ? nvlink
+                                                           : network};
+}
+
+RunShape with_choices(const RunShape& shape, const Fit& fit) {
+    return shape.with_micro_batch(fit.micro_batch).with_recompute(fit.recompute).with_zero(fit.zero);
+}
+
+namespace {
+
+/// fit_into() for a stage of ZeRO. `time` is set to that of the fit.
+Fit fit_stage(uint64_t available, const RunShape& shape, const Device& device,
+              const StepTime& step_time, double& time) {
+    const Config& config = shape.config;
+    const std::vector<int> possible =
+        possible_micro_batches(config, device, shape.mesh.size(Axis::data));
+    const auto fit_of = [&](int B, Recompute level) {
+        Fit fit{B, level, config.parallel.zero.value()};
+        fit.bytes = plan_memory(with_choices(shape, fit), device).total_bytes();
+        return fit;
+    };
+    std::vector<Recompute> levels(std::begin(recompute_levels), std::end(recompute_levels));
+    if (const std::optional<Recompute> given = config.precision.recompute) levels = {*given};
+
+    const auto time_of = [&](const Fit& fit) { return step_time.of(with_choices(shape, fit)); };
+    const Fit least = fit_of(possible.front(), levels.back());
+    time = time_of(least);
+    if (least.bytes > available) return least;
+    Fit best = least;
+    for (const Recompute level : levels) {
+        // More sequences take more memory, so those that fit come first.
+        const auto end = std::partition_point(possible.begin(), possible.end(), [&](int B) {
+            return fit_of(B, level).bytes <= available;
+        });
+        for (auto B = possible.begin(); B != end; ++B) {
+            const Fit fit{*B, level, least.zero};
+            if (const double taken = time_of(fit); taken < time) best = fit, time = taken;
+        }
+    }
+    return fit_of(best.micro_batch, best.recompute);
+}
+
+}  // namespace
+
+Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
+             const Speeds& speeds) {
+    std::vector<int> stages = {1, 2, 3};
+    const bool is_open = !shape.config.parallel.zero;
+    if (!is_open)
+        stages = {*shape.config.parallel.zero};
+    else if (!sharding_of(shape, 0).is_split())
+        stages = {1};  // the others would do the same
+    const StepTime step_time(shape, device, is_open ? speeds : Speeds{});
+    std::optional<Fit> best;
+    double least_time = 0;
+    for (const int stage : stages) {
+        double time = 0;
+        const Fit fit = fit_stage(available, shape.with_zero(stage), device, step_time, time);
+        const bool fits = fit.bytes <= available, best_fits = best && best->bytes <= available;
+        const bool is_better = !best || (fits && !best_fits) ||
+                               (fits == best_fits && (fits ? time < least_time
+                                                           : fit.bytes < best->bytes));
+        if (is_better) best = fit, least_time = time;
+    }
+    return *best;
+}
+
+Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape& shape,
+                         const Device& device, const Speeds& speeds) {
+    RunShape as_kept = shape;
+    Config& config = as_kept.config;
+    if (config.batch.micro_batch == 0) config.batch.micro_batch = kept.micro_batch;
+    if (config.precision.recompute.is_auto() && !kept.recompute.empty())
+        config.precision.recompute = recompute_from(kept.recompute);
+    if (!config.parallel.zero) config.parallel.zero = kept.zero;
+    const bool serves =
+        config.batch.micro_batch == 0 || can_feed(config, shape.mesh.size(Axis::data));
+    Fit fit;
+    if (serves) fit = fit_into(available, as_kept, device, speeds);
+    if (!serves || fit.bytes > available) fit = fit_into(available, shape, device, speeds);
+    return {.micro_batch = fit.micro_batch, .recompute = name_of(fit.recompute), .zero = fit.zero};
+}
+
+std::string change_that_fits(const RunShape& shape, const Device& device, uint64_t available) {
+    const Config& config = shape.config;
+    const int ranks = shape.mesh.world();
+    const auto on_ranks = [&](const Config& changed, int on) {
+        return RunShape(changed, shape.spec, shape.dtype, shape.recompute, on);
+    };
+    const auto try_with = [&](Config changed, int on) -> std::string {
+        const Fit fit = fit_into(available, on_ranks(changed, on), device);
+        if (fit.bytes > available) return "";
+        if (config.batch.micro_batch > 0) changed.batch.micro_batch = fit.micro_batch;
+        if (!config.precision.recompute.is_auto()) changed.precision.recompute = fit.recompute;
+        return concat("it fits",
+                      on > ranks ? concat(" on ", on, " ranks with as much memory each") : "",
+                      settings_of(config, changed));
+    };
+    Config open = config;
+    open.precision.recompute = std::nullopt;
+    if (const std::string found = try_with(open, ranks); !found.empty()) return found;
+    open.batch.micro_batch = 0;
+    if (const std::string found = try_with(open, ranks); !found.empty()) return found;
+
+    // The most ranks or the shortest sequences need the least memory: where those do not fit,
+    // nothing in between does.
+    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
+    int most = ranks;
+    while (2 * int64_t{most} <= std::min(sequences, most_ranks)) most *= 2;
+    std::vector<std::optional<int>> stages;
+    for (int zero = std::max(1, config.parallel.zero.value_or(3)); zero <= 3; ++zero)
+        stages.emplace_back(config.parallel.zero ? std::optional(zero) : std::nullopt);
+    for (const std::optional<int> zero : stages) {
+        Config split = open;
+        split.parallel.zero = zero;
+        if (try_with(split, most).empty()) continue;
+        for (int on = ranks; on <= most; on *= 2)
+            if (const std::string found = try_with(split, on); !found.empty()) return found;
+    }
+    const int64_t tokens = config.batch.tokens_per_step;
+    int shortest = config.sequence_length();
+    // Where gpipe holds all tokens of a step, shorter sequences are no less to hold.
+    const bool holds_all =
+        config.parallel.pipeline > 1 && config.parallel.schedule == PipelineKind::gpipe;
+    while (!holds_all && shortest % 2 == 0 && tokens / shortest < most_ranks) shortest /= 2;
+    const auto with_length = [&](int T) {
+        Config shorter = open;
+        shorter.batch.sequence_length = T;
+        return try_with(shorter, ranks);
+    };
+    if (!with_length(shortest).empty())
+        for (int T = config.sequence_length(); T >= shortest; T /= 2)
+            if (const std::string found = with_length(T); !found.empty()) return found;
+
+    open.parallel.zero = 3;
+    open.batch.micro_batch = 1;
+    const Arena plan = plan_memory(on_ranks(open, most).with_recompute(Recompute::block), device);
+    return concat("with a micro-batch of one sequence and parallel.zero=3, each of ", most,
+                  most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),
+                  ", ", format_bytes(plan.bytes(Purpose::activations)),
+                  " of it for activations; take a smaller model");
+}
+
+Arena allocate(const Arena& plan, const RunShape& shape) {
+    try {
+        return allocate(plan);
+    } catch (const Error& error) {
+        const uint64_t available = memory_for_a_rank(plan.device(), shape.mesh);
+        throw Error(
+            Lines{error.what()},
+            !plan.device().is_cuda() && plan.total_bytes() <= available
+                ? "the machine has that much, so a limit of this process forbids it; see ulimit -v"
+                : change_that_fits(shape, plan.device(), available));
+    }
+}
+
+}  // namespace train_gpt
