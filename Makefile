@@ -7,7 +7,7 @@
 #     MPI=0|1              no, or required; default: if found   CUDA_HOME=/opt/cuda  where the CUDA toolkit is
 #     DEBUG=1              no optimisation, checked library     SANITIZE=address,undefined|thread
 #     ONEDNN=0             without oneDNN                       PREFIX= DESTDIR=     where `make install` copies to
-#     WERROR=1             warnings are errors
+#     WERROR=1             warnings are errors                PRECOMPILE=0         without precompiled headers
 #     GPUSIM=folder        tests run on a simulated GPU too, whose sources are in this folder
 #     MEMCHECK=1           tests of kernels run under compute-sanitizer
 #     TESTS=1              `make bundle` adds the tests and build/compare, for make gpu-check on a node without a compiler
@@ -28,6 +28,7 @@ ONEDNN ?=
 DEBUG ?=
 SANITIZE ?=
 WERROR ?=
+PRECOMPILE ?= 1
 GPU_ARCHS ?=
 GPUSIM ?=
 MEMCHECK ?=
@@ -249,10 +250,9 @@ OF_JSON := $(shell grep -lE '<nlohmann/|"base/json_|"training/(config/config_key
 READS_JSON := $(patsubst %,$(O)/%.o,$(basename $(OF_JSON)))
 
 # The compiler spends half of its time on headers that hardly change. GCC precompiles them once, for every file except those
-# compiled for MARCH; other compilers read them each time. Tests use the precompiled Catch2 header. The other precompiled headers
-# are not used if warnings are errors (WERROR=1), so that such a build finds missing #includes.
+# compiled for MARCH; other compilers read them each time. A build with PRECOMPILE=0 and `make lint` find missing #includes.
 PRECOMPILED := $(O)/precompiled
-ifneq ($(findstring Free Software Foundation,$(shell $(CXX) --version 2> /dev/null)),)
+ifneq ($(and $(filter-out 0,$(PRECOMPILE)),$(findstring Free Software Foundation,$(shell $(CXX) --version 2> /dev/null))),)
 $(PRECOMPILED)/standard.h: INCLUDES := $(STANDARD:%=<%>)
 $(PRECOMPILED)/json.h: INCLUDES := $(STANDARD:%=<%>) <nlohmann/json.hpp>
 $(PRECOMPILED)/catch.h: INCLUDES := $(STANDARD:%=<%>) "test/catch.h"
@@ -270,10 +270,8 @@ $(1): private CPPFLAGS += -include $(PRECOMPILED)/$(2).h
 $(1): $(PRECOMPILED)/$(2).h.gch
 endef
 $(eval $(call precompile,$(filter-out %/main.o $(COMPARE_OBJECTS),$(TEST_OBJECTS)),catch))
-ifeq ($(filter-out 0,$(WERROR)),)
 $(eval $(call precompile,$(READS_JSON),json))
 $(eval $(call precompile,$(filter-out $(READS_JSON) $(MATHEMATICS) %.cu.o,$(O)/train_gpt.o $(OBJECTS)) $(HOST_CUDA_OBJECTS),standard))
-endif
 endif
 # Code that reads settings, controls a run or tests is compiled with -O1: optimising it takes long and speeds up nothing that
 # matters. Exceptions are code that processes whole texts or all weights of a model, and the reference loops of kernel tests.

@@ -112,7 +112,7 @@ class FieldLister {
         is_listed_ = names_.size() < most_names;
         if (is_listed_)
             names_.push_back(
-                concat('"', name.size() > longest ? name.substr(0, longest) + "…" : name, '"'));
+                concat('"', name.substr(0, longest), name.size() > longest ? "…\"" : "\""));
         else
             ++left_;
         return true;

@@ -495,6 +495,53 @@ TEST_CASE("a pass gathers one bucket ahead, in both directions", "[mesh][trainin
     check_case_on_ranks(2, "ranks: one ahead");
 }
 
+TEST_CASE("ranks: gathers after an update", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
+    for (const int tensor : {1, 2})
+        for (const int zero : {1, 2}) {
+            CAPTURE(tensor, zero);
+            Config config = config_of(
+                trains("gpt2", 4).data(4 / tensor).tensor(tensor).zero(zero), seed, "cpu");
+            config.parallel.bucket_mb = 0.02;
+            config.model.n_layer = 6;
+            MeshRun run(world, Device{}, config);
+            ParameterStore& store = run.trainer().parameters;
+            Stream& stream = run.trainer().stream;
+            const std::vector<Bucket>& buckets = store.layout().buckets();
+            const auto sent = [&] { return run.mesh().bytes_sent().at("data"); };
+            const auto sends = [&](const auto& work) {
+                const int64_t before = sent();
+                work();
+                return sent() > before;
+            };
+            store.weights.gather_rest(stream);
+            const size_t at_once = store.first_bucket(1) + 2;
+            REQUIRE(buckets.size() > at_once);
+            for (size_t b = 0; b < buckets.size(); ++b) {
+                CAPTURE(b);
+                CHECK(sends([&] { store.weights.gather(stream, static_cast<int>(b)); }) ==
+                      (tensor == 1 || b < at_once));
+            }
+            // Rows of layers, which are also exchanged, wait for one bucket at most.
+            for (int unit = 0; unit < store.units(); ++unit) {
+                CAPTURE(unit);
+                const size_t b = store.first_bucket(unit);
+                const bool begins = unit == 0 || store.first_bucket(unit - 1) != b;
+                CHECK(sends([&] { store.weights.acquire(stream, unit); }) ==
+                      (tensor > 1 && begins && b >= at_once));
+            }
+            CHECK(!sends([&] { store.weights.gather_rest(stream); }));
+        }
+}
+
+TEST_CASE("updated weights are gathered as the next pass needs them if rows are exchanged, too",
+          "[mesh][training]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(4, "ranks: gathers after an update");
+}
+
 TEST_CASE("ranks: rounded sums", "[.ranks]") {
     if (skip_outside_ranks()) return;
     constexpr MeshCase cases[] = {

@@ -192,6 +192,10 @@ TEST_CASE("a suggestion fits the other keys and the number of ranks too", "[conf
                    "that does is 2"));
     CHECK(contains(error(4, {"model.n_head=4", "parallel.tensor=4", "model.vocab_size=300"}),
                    "parallel.tensor=2 can"));
+    // 16777220 would be nearer, but is more than the key takes.
+    CHECK(contains(error(5, {"model.n_head=4", "model.n_ctx=16777216", "parallel.context=5",
+                             "model.vocab_size=300", "batch.tokens_per_step=83886080"}),
+                   "the nearest value that can is 16777210, with batch.tokens_per_step="));
 }
 
 TEST_CASE("numbers and sizes of heads that do not fit are answered with the nearest that do",

@@ -86,6 +86,19 @@ std::string ranks_of(const Json& start) {
            (names.size() > 1 ? concat(" on ", names.size(), " hosts: ") : " on ") + hosts;
 }
 
+/// "2 × pipeline, 4 × data parallel, ZeRO stage 1": the axes with several ranks, and data.
+std::string mesh_of(const RecordedRun& run, double ranks) {
+    std::string axes;
+    for (const char* axis : {"pipeline", "context", "tensor"}) {
+        const double size = number_of(run.setting(concat("parallel.", axis)), 1);
+        if (size <= 1) continue;
+        axes += formatted("%.0f × ", size) + axis + ", ";
+        ranks /= size;
+    }
+    return axes + formatted("%.0f × data parallel, ZeRO stage ", ranks) +
+           html(text_of(run.setting("parallel.zero")));
+}
+
 /// A start or an end of the run.
 std::string event_html(const Json& line) {
     const std::string reason = field_text(line, "reason");
@@ -129,8 +142,7 @@ std::vector<Fact> provenance_of(const RecordedRun& run) {
     const Json& manifest = run.manifest().is_object() ? run.manifest() : none;
     const Json& choices = run.choices().is_object() ? run.choices() : none;
     const Json& start = run.last_start() ? *run.last_start() : none;
-    const std::string tokenizer = field_text(start, "tokenizer"),
-                      zero = text_of(run.setting("parallel.zero"));
+    const std::string tokenizer = field_text(start, "tokenizer");
     const double ranks = number_of(start.value("ranks", Json()));
     std::string device = field_text(start, "device");
     if (device.empty()) device = field_text(manifest, "cpu");
@@ -140,8 +152,7 @@ std::vector<Fact> provenance_of(const RecordedRun& run) {
                                                                   : field_text(start, "version"))},
             {"Device", html(device)},
             {"Ranks", ranks > 0 ? ranks_of(start) : html(field_text(manifest, "host"))},
-            {"Mesh",
-             ranks > 0 ? formatted("%.0f × data parallel, ZeRO stage ", ranks) + html(zero) : ""},
+            {"Mesh", ranks > 0 ? mesh_of(run, ranks) : ""},
             {"Micro-batch",
              field_text(choices, "micro_batch").empty()
                  ? ""
