@@ -4,38 +4,14 @@
 #include <cmath>
 #include <numeric>
 
-#include <omp.h>
-
 #include "device/profile.h"
+#include "kernels/blocks.h"
+#include "kernels/exact_math.h"
 #include "kernels/lanes.h"
 
 namespace train_gpt {
 
 namespace {
-
-/// Calls work(segment, first, count) for all blocks of norm_block elements of all segments. Each
-/// thread takes one contiguous range of the blocks, counted over all segments, so that small
-/// tensors do not leave threads idle.
-template <class Segment, class F>
-void for_each_block(std::span<const Segment> segments, F&& work) {
-    int64_t total = 0;
-    for (const Segment& segment : segments) total += (segment.n + norm_block - 1) / norm_block;
-
-#pragma omp parallel
-    {
-        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        const int64_t end = total * (thread + 1) / threads;
-        int64_t block = total * thread / threads, passed = 0;
-        for (const Segment& segment : segments) {
-            const int64_t blocks = (segment.n + norm_block - 1) / norm_block;
-            for (; block < std::min(end, passed + blocks); ++block) {
-                const int64_t first = (block - passed) * norm_block;
-                work(segment, first, std::min(norm_block, segment.n - first));
-            }
-            passed += blocks;
-        }
-    }
-}
 
 /// The constants of one update step, including the bias corrections.
 struct Constants {
@@ -44,15 +20,16 @@ struct Constants {
     float learning_rate, epsilon, weight_decay;
 };
 
-template <bool write_weights>
-void update(const AdamWSegment& segment, int64_t first, int64_t count, const Constants& k) {
+/// gradient(i): of element `first` + i.
+template <bool write_weights, class Gradient>
+void update(const AdamWSegment& segment, int64_t first, int64_t count, const Constants& k,
+            const Gradient& gradient) {
     bf16* weights = write_weights ? segment.weights + first : nullptr;
     float *master = segment.master + first, *m = segment.m + first, *v = segment.v + first;
-    const float* gradient = segment.gradient + first;
     const float decay = segment.decay ? k.weight_decay : 0.0f;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
-        const float g = k.multiplier * gradient[i];
+        const float g = k.multiplier * gradient(i);
         const float m_i = k.beta1 * m[i] + k.one_minus_beta1 * g;
         const float v_i = k.beta2 * v[i] + k.one_minus_beta2 * (g * g);
         const float direction =
@@ -136,10 +113,19 @@ void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWSt
         .weight_decay = args.weight_decay,
     };
     for_each_block(segments, [&](const AdamWSegment& segment, int64_t first, int64_t count) {
-        if (segment.weights) {
-            update<true>(segment, first, count, constants);
+        const auto update_with = [&](const auto& gradient) {
+            if (segment.weights)
+                update<true>(segment, first, count, constants, gradient);
+            else
+                update<false>(segment, first, count, constants, gradient);
+        };
+        if (segment.sums) {
+            const int32_t* const sums = segment.sums + first;
+            const float grid = power_of_two(segment.exponents[first / norm_block]);
+            update_with([=](int64_t i) { return static_cast<float>(sums[i]) * grid; });
         } else {
-            update<false>(segment, first, count, constants);
+            const float* const gradient = segment.gradient + first;
+            update_with([=](int64_t i) { return gradient[i]; });
         }
     });
 }

@@ -4,77 +4,17 @@
 #include "device/cuda_queue.h"
 #include "kernels/adamw.h"
 #include "kernels/cuda_block.cuh"
+#include "kernels/cuda_segments.cuh"
+#include "kernels/exact_math.h"
 
 namespace train_gpt::cuda {
 
 namespace {
 
-// One launch processes many segments. Their addresses are passed by value as kernel parameters.
-// Each thread block processes one block of norm_block elements and finds its segment by its block
-// number. A thread moves 16 bytes per access, 4 times.
+// Each thread block processes one block of norm_block elements (cuda_segments.cuh). A thread moves
+// 16 bytes per access, 4 times.
 constexpr int threads = 256;
 static_assert(norm_block == 4 * 4 * threads);
-
-// The limit on kernel parameters for sm_70 and newer, less 256 bytes for the other parameters.
-constexpr size_t max_parameter_bytes = 32764 - 256;
-
-/// As many segments as fit into the kernel parameters, and the number of each one's first thread
-/// block.
-template <class Segment>
-struct Group {
-    static constexpr int capacity =
-        static_cast<int>(max_parameter_bytes / (sizeof(Segment) + sizeof(unsigned)));
-
-    Segment segments[capacity];
-    unsigned first_block[capacity];
-    int count = 0;
-    unsigned blocks = 0;
-};
-
-/// The elements that a thread block works on.
-struct Range {
-    int segment;
-    int64_t first;
-    int count;
-};
-
-template <class Segment>
-__device__ __forceinline__ Range range_of(const Group<Segment>& group, unsigned block) {
-    int segment = 0;  // the last one whose first block is not after this block
-    for (int beyond = group.count; beyond - segment > 1;) {
-        const int middle = (segment + beyond) / 2;
-        (group.first_block[middle] <= block ? segment : beyond) = middle;
-    }
-    const int64_t first = int64_t{block - group.first_block[segment]} * norm_block;
-    return {segment, first, static_cast<int>(min(norm_block, group.segments[segment].n - first))};
-}
-
-/// Calls launch(group) for all segments, with as many at a time as a group holds. Segments without
-/// elements are skipped.
-template <class Segment, class F>
-void for_each_group(std::span<const Segment> segments, F&& launch) {
-    Group<Segment> group;
-    for (const Segment& segment : segments) {
-        if (segment.n == 0) continue;
-        group.segments[group.count] = segment;
-        group.first_block[group.count++] = group.blocks;
-        group.blocks += static_cast<unsigned>(ceil_div(segment.n, norm_block));
-        if (group.count == Group<Segment>::capacity) {
-            launch(group);
-            group.count = 0;
-            group.blocks = 0;
-        }
-    }
-    if (group.count) launch(group);
-}
-
-/// How many of the first `count` elements are moved in packs of 4: all whole packs if the addresses
-/// allow it, else none.
-template <class... T>
-__device__ __forceinline__ int packed(int count, const T*... addresses) {
-    const bool aligned = ((reinterpret_cast<uintptr_t>(addresses) % (4 * sizeof(T)) == 0) && ...);
-    return aligned ? count / 4 * 4 : 0;
-}
 
 /// One thread block per block of norm_block elements: Σ g², in fp32 over the 16 elements of a
 /// thread, then in double.
@@ -190,7 +130,14 @@ __global__ void __launch_bounds__(threads)
     const AdamWSegment& segment = group.segments[range.segment];
     float *master = segment.master + range.first, *m = segment.m + range.first,
           *v = segment.v + range.first;
-    const float* gradient = segment.gradient + range.first;
+    // Integers have the same size.
+    const bool is_exact = segment.sums != nullptr;
+    const float* gradient = is_exact ? reinterpret_cast<const float*>(segment.sums) + range.first
+                                     : segment.gradient + range.first;
+    const float grid = is_exact ? power_of_two(segment.exponents[range.first / norm_block]) : 1.0f;
+    const auto gradient_of = [&](float read) {
+        return is_exact ? static_cast<float>(__float_as_int(read)) * grid : read;
+    };
     __nv_bfloat16* weights =
         segment.weights ? reinterpret_cast<__nv_bfloat16*>(segment.weights) + range.first : nullptr;
     const float decay = segment.decay ? constants.weight_decay : 0.0f;
@@ -204,7 +151,8 @@ __global__ void __launch_bounds__(threads)
                     v_pack = Pack<float>::load_streaming(v + i);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-            constants.update(master_pack[j], m_pack[j], v_pack[j], multiplier * g[j], decay);
+            constants.update(master_pack[j], m_pack[j], v_pack[j], multiplier * gradient_of(g[j]),
+                             decay);
         m_pack.store_streaming(m + i);
         v_pack.store_streaming(v + i);
         master_pack.store_streaming(master + i);
@@ -217,7 +165,7 @@ __global__ void __launch_bounds__(threads)
         }
     }
     for (int i = in_packs + thread; i < range.count; i += threads) {
-        constants.update(master[i], m[i], v[i], multiplier * gradient[i], decay);
+        constants.update(master[i], m[i], v[i], multiplier * gradient_of(gradient[i]), decay);
         if (weights) weights[i] = from_float<__nv_bfloat16>(master[i]);
     }
 }

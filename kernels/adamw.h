@@ -50,6 +50,8 @@ struct AdamWSegment {
     const float* gradient = nullptr;
     int64_t n = 0;
     bool decay = false;
+    // If set, the gradient is sums·2^E in place of `gradient` (exact_sums.h).
+    const int32_t *sums = nullptr, *exponents = nullptr;
 };
 
 /// Loshchilov & Hutter, arXiv 1711.05101, with g = multiplier·gradient, t = step (1 for the first

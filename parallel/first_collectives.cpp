@@ -39,14 +39,13 @@ std::vector<StepCollective> all_collectives(const Mesh& mesh,
 
 /// How many elements are in memory for each of `count`.
 int64_t parts_of(const StepCollective& collective) {
-    const bool has_all = collective.kind == Kind::reduce_scatter ||
-                         collective.kind == Kind::all_gather;
+    const bool has_all =
+        collective.kind == Kind::reduce_scatter || collective.kind == Kind::all_gather;
     return has_all ? collective.group->size() : 1;
 }
 
 size_t bytes_of(const StepCollective& collective) {
-    return static_cast<size_t>(parts_of(collective) * collective.count) *
-           size_of(collective.dtype);
+    return static_cast<size_t>(parts_of(collective) * collective.count) * size_of(collective.dtype);
 }
 
 void cut(StepCollective& collective) {

@@ -13,8 +13,8 @@
 #include "training/config/micro_batches.h"
 #include "training/files/checkpoint.h"
 #include "training/plan/fit.h"
+#include "training/plan/memory_plan.h"
 #include "training/plan/peak.h"
-#include "training/plan/plan.h"
 
 namespace train_gpt {
 

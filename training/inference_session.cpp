@@ -6,7 +6,7 @@
 #include "model/families/family.h"
 #include "training/config/layout.h"
 #include "training/files/checkpoint.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 
 namespace train_gpt {
 

@@ -10,7 +10,7 @@
 #include "training/config/config_text.h"
 #include "training/config/data_folder.h"
 #include "training/config/known_data.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 #include "training/trainer.h"
 
 namespace train_gpt {

@@ -28,7 +28,7 @@ struct RunStart {
     const Choices& choices;
     const AttentionUse& attention;
     const TokenIds& tokens;  // of the checkpoints
-    double link = 0;        // Decisions::link
+    double link = 0;         // Decisions::link
     double peak_flops = 0;   // per second, as measured on this rank's device
     bool resumes = false;
 

@@ -84,8 +84,8 @@ std::vector<StepCollective> collectives_of_pipeline(const Mesh& mesh, const Step
     Communicator* const group = &mesh.along(Axis::pipeline);
     std::vector<StepCollective> all;
     for (const int64_t tokens : sizes.tokens)
-        all.push_back({Kind::messages, group, sizes.dtype,
-                       tokens / mesh.size(Axis::tensor) * sizes.width});
+        all.push_back(
+            {Kind::messages, group, sizes.dtype, tokens / mesh.size(Axis::tensor) * sizes.width});
     all.push_back({Kind::broadcast, group, DType::fp32, sizes.vocabulary});
     return all;
 }

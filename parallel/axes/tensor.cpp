@@ -181,11 +181,9 @@ std::vector<StepCollective> collectives_of_tensor(const Mesh& mesh, const StepSi
         const int64_t strip = tokens / ranks / sizes.tensor_chunks * sizes.width;
         all.push_back({Kind::reduce_scatter, group, sizes.dtype, strip});
         all.push_back({Kind::all_gather, group, sizes.dtype, strip});
-        if (ends_model)
-            all.push_back({Kind::all_gather, group, DType::fp32, tokens * statistics});
+        if (ends_model) all.push_back({Kind::all_gather, group, DType::fp32, tokens * statistics});
     }
-    if (ends_model)
-        all.push_back({Kind::all_gather, group, DType::fp32, sizes.vocabulary / ranks});
+    if (ends_model) all.push_back({Kind::all_gather, group, DType::fp32, sizes.vocabulary / ranks});
     return all;
 }
 
@@ -195,7 +193,8 @@ int64_t tensor_bytes_sent(const TensorTraffic& t) {
         t.rows / t.ranks * (t.ranks - 1) * t.width * static_cast<int64_t>(size_of(t.dtype));
     const int exchanges =
         t.layers * exchanges_of_layer(t) + (t.has_embedding ? 2 : 0) + (t.has_head ? 2 : 0);
-    return exchanges * of_exchange + (t.has_head ? t.rows * statistics * int64_t{sizeof(float)} * (t.ranks - 1) : 0);
+    return exchanges * of_exchange +
+           (t.has_head ? t.rows * statistics * int64_t{sizeof(float)} * (t.ranks - 1) : 0);
 }
 
 }  // namespace train_gpt

@@ -61,27 +61,10 @@ struct Parameters {
     }
 };
 
-/// n objects in memory that kernels and the host can use.
-template <class T>
-class Shared {
-  public:
-    explicit Shared(size_t n) : n_(n), memory_(std::make_unique<TestMemory>(n * sizeof(T))) {}
-
-    T* data() const { return static_cast<T*>(memory_->data()); }
-    std::span<T> values() const {
-        memory_->settle();
-        return {data(), n_};
-    }
-
-  private:
-    size_t n_;
-    std::unique_ptr<TestMemory> memory_;
-};
-
 /// The norm from partials, counts[i] of tensor i.
 void finish_partials(Stream& stream, StepState* state, const double* partials,
                      const std::vector<int64_t>& counts, float scale, float clip) {
-    const Shared<double> sums(counts.size());
+    const SharedArray<double> sums(counts.size());
     add_partials(stream, sums.data(), partials, counts);
     finish_norm(stream, state, sums.data(), static_cast<int64_t>(counts.size()), scale, clip);
     stream.synchronize();
@@ -89,8 +72,8 @@ void finish_partials(Stream& stream, StepState* state, const double* partials,
 
 struct GradientNorm {
     std::vector<int64_t> counts;
-    Shared<double> partials{0};
-    Shared<StepState> memory{1};
+    SharedArray<double> partials{0};
+    SharedArray<StepState> memory{1};
 
     GradientNorm() { *memory.data() = {}; }
     void finish(Stream& stream, float scale, float clip) const {
@@ -104,7 +87,7 @@ GradientNorm norm_of(const Parameters& parameters, float scale, float clip) {
     for (auto& one : parameters.all) norm.counts.push_back((one->n + norm_block - 1) / norm_block);
     int64_t total = 0;
     for (int64_t count : norm.counts) total += count;
-    norm.partials = Shared<double>(static_cast<size_t>(total));
+    norm.partials = SharedArray<double>(static_cast<size_t>(total));
     std::vector<NormSegment> segments;
     int64_t first = 0;
     for (size_t i = 0; i < norm.counts.size(); ++i) {
@@ -272,8 +255,8 @@ struct Pieces {
     std::vector<int64_t> sizes;
     std::vector<int64_t> first;
     std::unique_ptr<Buffer> weights, master, m, v, gradient;
-    Shared<double> partials{0};
-    Shared<StepState> state{1};
+    SharedArray<double> partials{0};
+    SharedArray<StepState> state{1};
 
     Pieces(const std::vector<int64_t>& sizes_, int64_t gap) : sizes(sizes_) {
         int64_t total = gap, blocks = 0;
@@ -293,7 +276,7 @@ struct Pieces {
         gradient = normal();
         for (size_t i = 0; i < static_cast<size_t>(total); ++i)
             v->set(i, static_cast<float>(std::abs((*v)[i])));
-        partials = Shared<double>(static_cast<size_t>(blocks));
+        partials = SharedArray<double>(static_cast<size_t>(blocks));
         *state.data() = {};
     }
     void update(Stream& stream) {
@@ -390,8 +373,8 @@ TEST_CASE("the first segment is named with which the norm is no longer finite, a
     const std::vector<int64_t> counts(2001, 2);
     for (int64_t bad :
          {int64_t{0}, int64_t{999}, int64_t{1000}, int64_t{2000}, random_int(0, 2000)}) {
-        const Shared<double> partials(counts.size() * 2);
-        const Shared<StepState> state(1);
+        const SharedArray<double> partials(counts.size() * 2);
+        const SharedArray<StepState> state(1);
         *state.data() = {};
         std::ranges::fill(partials.values(), 1.0);
         // Finite numbers, but the root of their sum is not finite in fp32. The later ones are
@@ -415,10 +398,10 @@ TEST_CASE("partials are added tensor by tensor, and sums of ranks rank by rank",
     for (int64_t i = random_int(1, 2100); i > 0; --i) counts.push_back(random_int(0, 5));
     counts.push_back(random_int(1025, 3000));
     const auto n = std::ssize(counts);
-    const Shared<double> partials(
+    const SharedArray<double> partials(
         static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
     for (double& value : partials.values()) value = static_cast<double>(random_int(1, 1 << 20));
-    const Shared<double> sums(counts.size());
+    const SharedArray<double> sums(counts.size());
     std::ranges::fill(sums.values(), std::nan(""));
     TestStream stream;
     add_partials(stream, sums.data(), partials.data(), counts);
@@ -431,7 +414,7 @@ TEST_CASE("partials are added tensor by tensor, and sums of ranks rank by rank",
     CHECK(std::ranges::equal(sums.values(), expected));
 
     const int64_t ranks = random_int(1, 20);
-    const Shared<double> rows(static_cast<size_t>(ranks * n)), total(counts.size());
+    const SharedArray<double> rows(static_cast<size_t>(ranks * n)), total(counts.size());
     for (double& value : rows.values()) value = double{random_normal(1)[0]} / 3;
     std::ranges::fill(total.values(), std::nan(""));
     add_rows(stream, total.data(), rows.data(), ranks, n);
@@ -489,8 +472,8 @@ TEST_CASE("norms and adamw give the same bits whatever the number of threads, an
         std::vector<AdamWSegment> segments;
         std::vector<NormSegment> norm_segments;
         std::vector<int64_t> counts;
-        const Shared<double> partials(64);
-        const Shared<StepState> state(1);
+        const SharedArray<double> partials(64);
+        const SharedArray<StepState> state(1);
         *state.data() = {};
         double* next = partials.data();
         for (size_t i = 0; i < std::size(sizes); ++i) {

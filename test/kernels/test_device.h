@@ -1,6 +1,8 @@
 // The device that a test runs on.
 #pragma once
 #include <cstddef>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "device/device.h"
@@ -58,6 +60,23 @@ class TestMemory {
     Device device_;
     void* data_ = nullptr;
     std::vector<unsigned char> host_;
+};
+
+/// n objects in memory that kernels and the host can use.
+template <class T>
+class SharedArray {
+  public:
+    explicit SharedArray(size_t n) : n_(n), memory_(std::make_unique<TestMemory>(n * sizeof(T))) {}
+
+    T* data() const { return static_cast<T*>(memory_->data()); }
+    std::span<T> values() const {
+        memory_->settle();
+        return {data(), n_};
+    }
+
+  private:
+    size_t n_;
+    std::unique_ptr<TestMemory> memory_;
 };
 
 }  // namespace train_gpt

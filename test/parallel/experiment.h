@@ -16,7 +16,7 @@
 #include "test/model/random_spec.h"
 #include "test/random.h"
 #include "training/config/load_config.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 #include "training/trainer.h"
 
 namespace train_gpt::experiment {

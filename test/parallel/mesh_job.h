@@ -22,7 +22,7 @@
 #include "test/catch.h"
 #include "test/parallel/training_job.h"
 #include "training/config/load_config.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 #include "training/schedule.h"
 #include "training/trainer.h"
 

@@ -502,8 +502,8 @@ TEST_CASE("ranks: gathers after an update", "[.ranks]") {
     for (const int tensor : {1, 2})
         for (const int zero : {1, 2}) {
             CAPTURE(tensor, zero);
-            Config config = config_of(
-                trains("gpt2", 4).data(4 / tensor).tensor(tensor).zero(zero), seed, "cpu");
+            Config config = config_of(trains("gpt2", 4).data(4 / tensor).tensor(tensor).zero(zero),
+                                      seed, "cpu");
             config.parallel.bucket_mb = 0.02;
             config.model.n_layer = 6;
             MeshRun run(world, Device{}, config);

@@ -26,7 +26,7 @@
 #include "training/config/load_config.h"
 #include "training/decisions.h"
 #include "training/plan/fit.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;
@@ -244,8 +244,8 @@ int64_t taken_by_steps(const Config& config, const World& world, const Device& d
     std::ranges::fill(trainer.evaluation_batch.tokens, 1);
     std::ranges::fill(trainer.evaluation_batch.targets, 2);
     const TokenBatch batch = trainer.evaluation_batch.upload(trainer.stream);
-    const auto each = static_cast<int>(shape.config.micro_batches_per_step() /
-                                       mesh.size(Axis::data));
+    const auto each =
+        static_cast<int>(shape.config.micro_batches_per_step() / mesh.size(Axis::data));
     for (int step = 1; step <= 2; ++step) {
         trainer.begin_step(each, each);
         for (const PipelineAction& action : trainer.actions()) {
@@ -286,12 +286,12 @@ TEST_CASE("ranks: gpu steps of meshes", "[.ranks]") {
         const bool tied = random_int(0, 1) == 1;
         const int64_t zero = random_int(0, 3);
         const Config config = config_of(
-            {concat("model.family=", tied ? "gpt2" : "llama"), "model.n_layer=8",
-             "model.n_embd=64", "model.n_head=8", "model.n_ctx=64",
-             concat("model.vocab_size=", random_int(300, 6000)), "batch.tokens_per_step=1024",
-             concat("batch.micro_batch=", random_int(0, 1)), "parallel.bucket_mb=0.05",
-             concat("parallel.pipeline=", sizes[0]), concat("parallel.context=", sizes[1]),
-             concat("parallel.tensor=", sizes[2]), concat("parallel.zero=", zero),
+            {concat("model.family=", tied ? "gpt2" : "llama"), "model.n_layer=8", "model.n_embd=64",
+             "model.n_head=8", "model.n_ctx=64", concat("model.vocab_size=", random_int(300, 6000)),
+             "batch.tokens_per_step=1024", concat("batch.micro_batch=", random_int(0, 1)),
+             "parallel.bucket_mb=0.05", concat("parallel.pipeline=", sizes[0]),
+             concat("parallel.context=", sizes[1]), concat("parallel.tensor=", sizes[2]),
+             concat("parallel.zero=", zero),
              concat("parallel.shard_ranks=", data > 1 && zero > 0 ? data / random_int(1, 2) : 0)});
         INFO(to_json(config));
         CHECK(taken_by_steps(config, world, device) == 0);
@@ -303,11 +303,14 @@ namespace {
 void check_steps_of_meshes(int meshes) {
     if (skip_without_gpus(8)) return;
     const TemporaryDirectory folder;
-    check_case_on_ranks(8, "ranks: gpu steps of meshes",
-                        {{"FOLDER", folder.path()},
+    std::optional<Environment> environment = observed(folder);
+    if (!environment) return;
+    // The simulator takes memory by size, the observing library by operation, dtype and size.
+    environment->insert({{"FOLDER", folder.path()},
                          {"MESHES", std::to_string(meshes)},
-                         {"GPUSIM_NCCL_MEMORY", "0.1"}},
-                        300);
+                         {"OBSERVED_NCCL_TAKES", "65536"},
+                         {"GPUSIM_NCCL_MEMORY", "0.1"}});
+    check_case_on_ranks(8, "ranks: gpu steps of meshes", *environment, 300);
 }
 
 }  // namespace

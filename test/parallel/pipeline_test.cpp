@@ -8,7 +8,7 @@
 #include "test/parallel/mesh_job.h"
 #include "training/config/load_config.h"
 #include "training/plan/fit.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;

@@ -13,7 +13,7 @@
 #include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "training/config/load_config.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 #include "training/trainer.h"
 
 using namespace train_gpt;

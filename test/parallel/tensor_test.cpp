@@ -20,7 +20,7 @@
 #include "test/text.h"
 #include "training/files/checkpoint.h"
 #include "training/files/optimizer_files.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 #include "training/plan/traffic.h"
 #include "training/trainer.h"
 

@@ -28,7 +28,7 @@
 #include "training/config/load_config.h"
 #include "training/files/model_folder.h"
 #include "training/files/safetensors.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 #include "training/trainer.h"
 
 namespace train_gpt::training_job {

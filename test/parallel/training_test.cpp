@@ -26,7 +26,7 @@
 #include "test/text.h"
 #include "tokenizer/tokenizer.h"
 #include "training/files/safetensors.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 #include "training/plan/traffic.h"
 #include "training/trainer.h"
 

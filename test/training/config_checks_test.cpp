@@ -13,7 +13,7 @@
 #include "training/config/config_parser.h"
 #include "training/config/load_config.h"
 #include "training/plan/fit.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 
 using namespace train_gpt;
 

@@ -306,7 +306,8 @@ TEST_CASE("every switch takes true, false, \"on\" and \"off\" alike, in JSON and
 
 TEST_CASE("ZeRO's stage is a number or \"auto\", in JSON and in --set", "[config]") {
     const auto stage = [](const std::string& value) {
-        const Config file = parse_config(R"({"parallel": {"zero": )" + value + "}}", "test", {"schedule.steps=1"});
+        const Config file =
+            parse_config(R"({"parallel": {"zero": )" + value + "}}", "test", {"schedule.steps=1"});
         return file.parallel.zero;
     };
     CHECK(stage("\"auto\"") == std::nullopt);

@@ -21,7 +21,7 @@
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
 #include "training/plan/fit.h"
-#include "training/plan/plan.h"
+#include "training/plan/memory_plan.h"
 
 using namespace train_gpt;
 
@@ -208,9 +208,9 @@ TEST_CASE("a GPU keeps memory free for each axis of a mesh after the first", "[c
     const struct {
         int world, pipeline, context, tensor, shard;
         uint64_t more;
-    } meshes[] = {{1, 1, 1, 1, 0, 0}, {8, 1, 1, 1, 0, 0}, {8, 1, 1, 8, 0, 0}, {8, 1, 1, 1, 4, 1},
-                  {8, 2, 1, 1, 0, 1}, {8, 2, 1, 4, 0, 1}, {8, 2, 1, 2, 0, 2}, {8, 2, 2, 2, 0, 2},
-                  {64, 2, 2, 2, 4, 4}};
+    } meshes[] = {{1, 1, 1, 1, 0, 0}, {8, 1, 1, 1, 0, 0}, {8, 1, 1, 8, 0, 0},
+                  {8, 1, 1, 1, 4, 1}, {8, 2, 1, 1, 0, 1}, {8, 2, 1, 4, 0, 1},
+                  {8, 2, 1, 2, 0, 2}, {8, 2, 2, 2, 0, 2}, {64, 2, 2, 2, 4, 4}};
     for (const auto& m : meshes) {
         const MeshLayout mesh(m.world, {.pipeline = m.pipeline,
                                         .context = m.context,

@@ -319,8 +319,10 @@ TEST_CASE("ZeRO's stage is the one with the least time of a step for the link", 
     CHECK(fit_with(rounded, equal / 2.1).zero == 1);
     // Where only stage 3 fits, it is taken; where nothing is split, stage 1.
     const RunShape many(config, spec, DType::bf16, Recompute::none, 64);
-    const uint64_t least = plan_memory(many.with_zero(3).with_micro_batch(1).with_recompute(
-                                           Recompute::block), Device{}).total_bytes();
+    const uint64_t least =
+        plan_memory(many.with_zero(3).with_micro_batch(1).with_recompute(Recompute::block),
+                    Device{})
+            .total_bytes();
     CHECK(fit_into(least, many, Device{}, {.flops = 800e12, .link = 1e9}).zero == 3);
     CHECK(fit_into(least - 1, many, Device{}, {.flops = 800e12, .link = 1e9}).bytes == least);
     const RunShape alone(config, spec, DType::bf16, Recompute::none, 1);

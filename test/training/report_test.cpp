@@ -310,12 +310,12 @@ TEST_CASE("a report names the axes of a mesh and their sizes", "[report]") {
     const TemporaryDirectory directory;
     const MadeRun run(directory / "run", {});
     const int64_t pipeline = random_int(2, 3), tensor = random_int(2, 5), data = random_int(1, 9);
-    write(run.history(), nlohmann::json{{"event", "start"},
-                                        {"step", 0},
-                                        {"ranks", pipeline * tensor * data},
-                                        {"hosts", {"a"}}}
-                                 .dump() +
-                             "\n");
+    write(
+        run.history(),
+        nlohmann::json{
+            {"event", "start"}, {"step", 0}, {"ranks", pipeline * tensor * data}, {"hosts", {"a"}}}
+                .dump() +
+            "\n");
     const auto says = [&](const nlohmann::json& parallel, const std::string& text) {
         write(run.path() + "/config.json", nlohmann::json{{"parallel", parallel}}.dump());
         const std::string page = report_page(opened({run.path()}));
@@ -326,10 +326,8 @@ TEST_CASE("a report names the axes of a mesh and their sizes", "[report]") {
                concat(pipeline, " × pipeline, ", tensor, " × tensor, ", data,
                       " × data parallel, ZeRO stage 2")));
     CHECK(says({{"zero", 1}, {"pipeline", 1}, {"tensor", 1}, {"context", tensor}},
-               concat(tensor, " × context, ", pipeline * data,
-                      " × data parallel, ZeRO stage 1")));
-    CHECK(says({{"zero", 3}},
-               concat(pipeline * tensor * data, " × data parallel, ZeRO stage 3")));
+               concat(tensor, " × context, ", pipeline * data, " × data parallel, ZeRO stage 1")));
+    CHECK(says({{"zero", 3}}, concat(pipeline * tensor * data, " × data parallel, ZeRO stage 3")));
 }
 
 TEST_CASE("what runs write stays text in the page, whatever it looks like", "[report]") {

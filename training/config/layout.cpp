@@ -169,11 +169,12 @@ int64_t sums_of_step(const RunShape& shape) {
 StepSizes sizes_of_step(const RunShape& shape, const std::vector<int>& micro_batches) {
     const int tensors = shape.mesh.size(Axis::tensor);
     const DecoderSpec part = share_of_spec(shape.spec, tensors);
-    StepSizes sizes{.dtype = shape.dtype,
-                    .sums = sums_of_step(shape),
-                    .width = shape.spec.n_embd,
-                    .vocabulary = tensors * part_extent(shape.spec.vocab_size, vocab_multiple, tensors),
-                    .tensor_chunks = shape.config.parallel.tensor_chunks};
+    StepSizes sizes{
+        .dtype = shape.dtype,
+        .sums = sums_of_step(shape),
+        .width = shape.spec.n_embd,
+        .vocabulary = tensors * part_extent(shape.spec.vocab_size, vocab_multiple, tensors),
+        .tensor_chunks = shape.config.parallel.tensor_chunks};
     int64_t taken = 0;
     for (const int B : micro_batches) {
         if (B < 2 * taken && B != micro_batches.back()) continue;

@@ -12,8 +12,8 @@
 #include "training/config/config_text.h"
 #include "training/config/feeding.h"
 #include "training/config/micro_batches.h"
+#include "training/plan/memory_plan.h"
 #include "training/plan/peak.h"
-#include "training/plan/plan.h"
 #include "training/plan/traffic.h"
 
 namespace train_gpt {
@@ -95,13 +95,15 @@ Speeds planned_speeds(const RunShape& shape, const Device& device) {
     constexpr double nvlink = 300e9, network = 40e9, shared_memory = 5e9;
     constexpr int gpus_of_a_node = 8;
     return {.flops = measure_peak_flops(device, shape.dtype, kernel_settings(shape.config)),
-            .link = !device.is_cuda()                     ? shared_memory
+            .link = !device.is_cuda()                      ? shared_memory
                     : shape.mesh.world() <= gpus_of_a_node ? nvlink
                                                            : network};
 }
 
 RunShape with_choices(const RunShape& shape, const Fit& fit) {
-    return shape.with_micro_batch(fit.micro_batch).with_recompute(fit.recompute).with_zero(fit.zero);
+    return shape.with_micro_batch(fit.micro_batch)
+        .with_recompute(fit.recompute)
+        .with_zero(fit.zero);
 }
 
 namespace {
@@ -155,9 +157,9 @@ Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
         double time = 0;
         const Fit fit = fit_stage(available, shape.with_zero(stage), device, step_time, time);
         const bool fits = fit.bytes <= available, best_fits = best && best->bytes <= available;
-        const bool is_better = !best || (fits && !best_fits) ||
-                               (fits == best_fits && (fits ? time < least_time
-                                                           : fit.bytes < best->bytes));
+        const bool is_better =
+            !best || (fits && !best_fits) ||
+            (fits == best_fits && (fits ? time < least_time : fit.bytes < best->bytes));
         if (is_better) best = fit, least_time = time;
     }
     return *best;

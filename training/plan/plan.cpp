@@ -24,19 +24,13 @@ namespace train_gpt {
 
 namespace {
 
-/// "staging" is in host memory where the device is a GPU.
-std::string label_of(Purpose purpose, const Device& device) {
-    return concat(name_of(purpose),
-                  purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
-}
-
 /// What each rank sends in a step, by group of ranks.
 std::string traffic_line(const RunShape& shape) {
     const Sharding sharding = sharding_of(shape, 0);
     const BucketLayout layout(registry_of_rank(shape, 0).parameters, sharding.size,
                               sharding.bucket_elements);
-    std::string text =
-        concat("traffic      of each rank and step, ZeRO-", shape.config.parallel.zero.value(), ": ");
+    std::string text = concat("traffic      of each rank and step, ZeRO-",
+                              shape.config.parallel.zero.value(), ": ");
     for (const auto& [group, bytes] : most_traffic(shape))
         text += concat(format_bytes(static_cast<uint64_t>(bytes)), " along ", group, ", ");
     return text + concat("gradients in ", name_of(sharding.reduce_dtype), ", in ",
@@ -64,65 +58,6 @@ std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
                   " tokens: ", with_separators(unused * spec.n_embd * (spec.tied_head ? 1 : 2)),
                   " of the ", with_separators(registry_of(spec).numel()),
                   " parameters are of no use; model.vocab_size=0 takes the tokenizer's size");
-}
-
-namespace {
-
-/// The same memory, from shorter lists: with these micro-batches on each data rank, all schedules
-/// but gpipe hold as many activations and messages at a time as with more.
-RunShape with_short_schedule(RunShape shape) {
-    Config& config = shape.config;
-    const auto& p = config.parallel;
-    if (p.pipeline > 1 && p.schedule == PipelineKind::gpipe) return shape;
-    const int64_t enough = int64_t{4} * p.pipeline * shape.mesh.size(Axis::data) *
-                           config.batch.micro_batch * config.sequence_length();
-    config.batch.tokens_per_step = std::min(config.batch.tokens_per_step, enough);
-    return shape;
-}
-
-}  // namespace
-
-Arena plan_memory(const RunShape& shape, const Device& device, std::optional<int> rank) {
-    const RunShape shorter = with_short_schedule(shape);
-    const auto plan_of = [&](int r) {
-        Arena plan = Arena::counting(device);
-        const Trainer counted(shorter, plan, r);
-        return plan;
-    };
-    if (rank) return plan_of(*rank);
-    std::optional<Arena> fullest;
-    for (const int r : shape.mesh.first_ranks(Axis::pipeline)) {
-        Arena plan = plan_of(r);
-        if (!fullest || plan.total_bytes() > fullest->total_bytes())
-            fullest.emplace(std::move(plan));
-    }
-    return std::move(*fullest);
-}
-
-std::vector<uint64_t> memory_of_stages(const RunShape& shape, const Device& device) {
-    std::vector<uint64_t> memory;
-    for (const int rank : shape.mesh.first_ranks(Axis::pipeline))
-        memory.push_back(plan_memory(shape, device, rank).total_bytes());
-    return memory;
-}
-
-Arena allocate(const Arena& plan) {
-    try {
-        return Arena(plan.device(), plan);
-    } catch (const Error& error) {
-        throw Error(error.what(), "; the plan is:\n", Lines{memory_table(plan)});
-    }
-}
-
-std::string memory_table(const Arena& plan) {
-    std::string table;
-    for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
-        const auto purpose = static_cast<Purpose>(i);
-        if (plan.bytes(purpose) == 0) continue;
-        table += formatted("  %-14s %12s\n", label_of(purpose, plan.device()).c_str(),
-                           format_bytes(plan.bytes(purpose)).c_str());
-    }
-    return table + formatted("  %-14s %12s\n", "total", format_bytes(plan.total_bytes()).c_str());
 }
 
 namespace {
@@ -189,7 +124,8 @@ std::string describe_shape(const RunShape& shape, const Device& device) {
                               " positions, vocabulary ", spec.vocab_size, " (", spec.padded_vocab(),
                               " in memory)\n", "parameters   ", with_separators(parameters), "\n");
     const auto weights = static_cast<uint64_t>(parameters) * size_of(shape.dtype);
-    if (weights > largest_gpu_bytes && config.parallel.zero.value() < 3 && config.parallel.tensor == 1)
+    if (weights > largest_gpu_bytes && config.parallel.zero.value() < 3 &&
+        config.parallel.tensor == 1)
         text += concat("note         its weights alone take ", format_bytes(weights),
                        ", which no GPU has; parallel.zero=3 splits them over ranks\n");
     text += formatted(
@@ -242,8 +178,8 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
                "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
                pipeline_table(shape, memory_of_stages(shape, device)),
                "\nbatch.micro_batch = ", fit.micro_batch,
-               ", precision.recompute = ", name_of(fit.recompute), stage_text(given, fit, speeds), ": ", format_bytes(fit.bytes),
-               " of ", format_bytes(available), " available here",
+               ", precision.recompute = ", name_of(fit.recompute), stage_text(given, fit, speeds),
+               ": ", format_bytes(fit.bytes), " of ", format_bytes(available), " available here",
                fit.bytes > available ? ": DOES NOT FIT" : "", "\n");
     if (fit.bytes > available)
         report.problem =
@@ -261,8 +197,8 @@ std::string planned_picture(const Config& given, const Device& device, int world
     const RunShape asked(given, spec_of(given, vocab_size_of(given)),
                          resolve_dtype(given.precision.dtype, device), Recompute::none, world);
     const Speeds speeds = given.parallel.zero ? Speeds{} : planned_speeds(asked, device);
-    const RunShape shape = with_choices(
-        asked, fit_into(memory_for_a_rank(device, asked.mesh), asked, device, speeds));
+    const RunShape shape =
+        with_choices(asked, fit_into(memory_for_a_rank(device, asked.mesh), asked, device, speeds));
     return planned_picture(shape, memory_of_stages(shape, device));
 }
 

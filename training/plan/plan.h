@@ -10,7 +10,7 @@
 #include "model/stage.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/layout.h"
-#include "training/files/kept_choices.h"
+#include "training/plan/memory_plan.h"
 
 namespace train_gpt {
 
@@ -19,20 +19,6 @@ namespace train_gpt {
 /// published models have.
 std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
                                const Tokenizer* tokenizer);
-
-/// From the one that keeps the most to the one that keeps the least.
-inline constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
-                                          Recompute::block};
-
-/// Memory of a rank, counted by a Trainer over a counting arena; without `rank`, of the rank whose
-/// stage of the pipeline needs the most.
-Arena plan_memory(const RunShape& shape, const Device& device, std::optional<int> rank = {});
-/// The bytes of a rank of each place on the pipeline axis.
-std::vector<uint64_t> memory_of_stages(const RunShape& shape, const Device& device);
-
-/// Allocates the memory of a plan. Throws Error if there is not enough memory; the message says
-/// what takes how much.
-Arena allocate(const Arena& plan);
 
 /// What `train_gpt plan` prints. problem: why the run cannot start here; empty if it can.
 struct PlanReport {
@@ -46,8 +32,5 @@ PlanReport plan_report(const Config& config, const Device& device, int world);
 /// The picture of a pipeline's schedule with the micro-batch and recomputation that plan_report()
 /// chooses. Throws Error if there is no pipeline.
 std::string planned_picture(const Config& config, const Device& device, int world);
-
-/// Memory by purpose, one line each, and the total.
-std::string memory_table(const Arena& plan);
 
 }  // namespace train_gpt

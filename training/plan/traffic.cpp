@@ -89,9 +89,8 @@ Traffic step_traffic(const RunShape& shape, int rank) {
 
 int64_t state_bytes(const RunShape& shape, int rank) {
     int64_t bytes = 0;
-    for (const auto& [group, sent] :
-         traffic_of_state(shape, pipeline_schedule(pipeline_shape(shape)), rank,
-                          registry_of_rank(shape, rank)))
+    for (const auto& [group, sent] : traffic_of_state(
+             shape, pipeline_schedule(pipeline_shape(shape)), rank, registry_of_rank(shape, rank)))
         bytes += sent;
     return bytes;
 }

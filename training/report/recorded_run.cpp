@@ -265,9 +265,8 @@ void RecordedRun::resolve_config() {
     for (const auto& [key, name, open] : {std::tuple{"batch.micro_batch", "micro_batch", Json(0)},
                                           {"precision.recompute", "recompute", automatic},
                                           {"parallel.zero", "zero", automatic}})
-        if (const auto found = config_.find(key); found != config_.end() &&
-                                                  found->second == open && choices_.is_object() &&
-                                                  choices_.contains(name)) {
+        if (const auto found = config_.find(key); found != config_.end() && found->second == open &&
+                                                  choices_.is_object() && choices_.contains(name)) {
             const Json& value = choices_[name];
             found->second =
                 concat(value.is_string() ? value.get<std::string>() : to_text(value), " (chosen)");

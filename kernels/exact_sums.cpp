@@ -1,0 +1,169 @@
+#include "kernels/exact_sums.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "device/profile.h"
+#include "kernels/blocks.h"
+#include "kernels/exact_math.h"
+#include "kernels/lanes.h"
+
+namespace train_gpt {
+
+namespace {
+
+Cost cost_of(std::span<const ExactSegment> segments) {
+    double bytes = 0;
+    for (const ExactSegment& s : segments)
+        bytes += static_cast<double>(s.n) * (s.accumulate ? 12 : 8);
+    return {"round_and_add", bytes, 0};
+}
+
+Cost cost_of(std::span<const ExactNormSegment> segments) {
+    double n = 0;
+    for (const ExactNormSegment& s : segments) n += static_cast<double>(s.n);
+    return {"exact_norm", sizeof(int32_t) * n, 0};
+}
+
+template <bool accumulate>
+void round_block(int32_t* sums, const float* g, int64_t n, float inverse) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+        const int32_t q = rounded_to_grid(g[i], inverse);
+        sums[i] =
+            accumulate
+                ? static_cast<int32_t>(static_cast<uint32_t>(sums[i]) + static_cast<uint32_t>(q))
+                : q;
+    }
+}
+
+/// The largest of the bits of |g|, which are ordered as the numbers are, with NaN after ∞.
+uint32_t largest_bits(const float* g, int64_t n) {
+    uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < n; ++i) largest = std::max(largest, magnitude_bits(g[i]));
+    return largest;
+}
+
+}  // namespace
+
+void round_and_add(Stream& stream, std::span<const ExactSegment> segments) {
+    const Profiled profiled(stream, cost_of(segments));
+    TRAIN_GPT_ON_CUDA(stream.device, round_and_add(stream, segments));
+    for_each_block(segments, [](const ExactSegment& segment, int64_t first, int64_t count) {
+        const float* const g = segment.gradient + first;
+        const float inverse = power_of_two(-segment.exponents[first / norm_block]);
+        const uint32_t largest = largest_bits(g, count);
+        segment.maxima[first / norm_block] += grid_units(std::bit_cast<float>(largest), inverse);
+        if (largest >= infinity_bits) {
+#pragma omp atomic
+            *segment.not_finite += 1;
+        }
+        if (segment.accumulate)
+            round_block<true>(segment.sums + first, g, count, inverse);
+        else
+            round_block<false>(segment.sums + first, g, count, inverse);
+    });
+}
+
+void add_integers(Stream& stream, int32_t* sums, const int32_t* added, int64_t n, bool accumulate) {
+    TRAIN_GPT_ON_CUDA(stream.device, add_integers(stream, sums, added, n, accumulate));
+    auto* const to = reinterpret_cast<uint32_t*>(sums);
+    const auto* const from = reinterpret_cast<const uint32_t*>(added);
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < n; ++i) to[i] = from[i] + (accumulate ? to[i] : 0u);
+}
+
+void block_maxima(Stream& stream, std::span<const LargestSegment> segments) {
+    TRAIN_GPT_ON_CUDA(stream.device, block_maxima(stream, segments));
+    for_each_block(segments, [](const LargestSegment& segment, int64_t first, int64_t count) {
+        const float* const g = segment.gradient + first;
+        float& largest = segment.largest[first / norm_block];
+        largest = std::max(largest, std::bit_cast<float>(largest_bits(g, count)));
+    });
+}
+
+int headroom_bits(int64_t contributions) {
+    const auto before = static_cast<uint64_t>(std::max<int64_t>(contributions, 1) - 1);
+    const int doublings = std::bit_width(before) - 4;
+    return std::clamp(6 - doublings, 2, 6);
+}
+
+void first_grids(Stream& stream, int32_t* exponents, const float* largest,
+                 std::span<const TensorGrids> tensors, int64_t contributions) {
+    TRAIN_GPT_ON_CUDA(stream.device,
+                      first_grids(stream, exponents, largest, tensors, contributions));
+    const int headroom = headroom_bits(contributions);
+    int32_t coarsest_of_all = no_exponent;
+    for (const TensorGrids& tensor : tensors) {
+        int32_t coarsest = no_exponent;
+        for (int64_t b = tensor.first; b < tensor.first + tensor.blocks; ++b) {
+            exponents[b] = first_exponent(largest[b], contributions, headroom);
+            coarsest = std::max(coarsest, exponents[b]);
+        }
+        for (int64_t b = tensor.first; b < tensor.first + tensor.blocks; ++b)
+            if (tensor.one_grid || exponents[b] == no_exponent) exponents[b] = coarsest;
+        coarsest_of_all = std::max(coarsest_of_all, coarsest);
+    }
+    if (coarsest_of_all == no_exponent) coarsest_of_all = 0;
+    for (const TensorGrids& tensor : tensors)
+        for (int64_t b = tensor.first; b < tensor.first + tensor.blocks; ++b)
+            if (exponents[b] == no_exponent) exponents[b] = coarsest_of_all;
+}
+
+void update_grids(Stream& stream, int32_t* exponents, const int64_t* maxima,
+                  std::span<const TensorGrids> tensors, int64_t contributions, int32_t* overflow) {
+    TRAIN_GPT_ON_CUDA(stream.device,
+                      update_grids(stream, exponents, maxima, tensors, contributions, overflow));
+    const int headroom = headroom_bits(contributions);
+    bool overflows = false;
+    for (const TensorGrids& tensor : tensors)
+        for (int64_t b = tensor.first; b < tensor.first + tensor.blocks; ++b)
+            overflows |= maxima[b] >= int_limit;
+    if (overflows) *overflow = 1;
+    for (const TensorGrids& tensor : tensors) {
+        int64_t most = 0;
+        for (int64_t b = tensor.first; tensor.one_grid && b < tensor.first + tensor.blocks; ++b)
+            most = std::max(most, maxima[b]);
+        for (int64_t b = tensor.first; b < tensor.first + tensor.blocks; ++b)
+            exponents[b] = next_exponent(exponents[b], tensor.one_grid ? most : maxima[b], headroom,
+                                         overflows);
+    }
+}
+
+void norm_scales(Stream& stream, int32_t* scales, const int32_t* exponents,
+                 std::span<const TensorGrids> tensors) {
+    TRAIN_GPT_ON_CUDA(stream.device, norm_scales(stream, scales, exponents, tensors));
+    for (size_t t = 0; t < tensors.size(); ++t) {
+        int32_t coarsest = min_exponent;
+        for (int64_t b = 0; b < tensors[t].blocks; ++b)
+            coarsest = std::max(coarsest, exponents[tensors[t].first + b]);
+        scales[t] = norm_scale(coarsest, tensors[t].blocks);
+    }
+}
+
+void exact_norm(Stream& stream, std::span<const ExactNormSegment> segments) {
+    const Profiled profiled(stream, cost_of(segments));
+    TRAIN_GPT_ON_CUDA(stream.device, exact_norm(stream, segments));
+    for_each_block(segments, [](const ExactNormSegment& segment, int64_t first, int64_t count) {
+        const int32_t* const q = segment.sums + first;
+        const auto squares = lane_sum<double>(count, [=](int64_t i) {
+            const auto x = static_cast<float>(q[i]);
+            return x * x;
+        });
+        const int64_t added =
+            norm_units(squares, segment.exponents[first / norm_block], *segment.scale);
+#pragma omp atomic
+        *segment.total += added;
+    });
+}
+
+void norm_sums(Stream& stream, double* sums, const int64_t* totals, const int32_t* scales,
+               int64_t tensors) {
+    TRAIN_GPT_ON_CUDA(stream.device, norm_sums(stream, sums, totals, scales, tensors));
+    for (int64_t t = 0; t < tensors; ++t)
+        sums[t] = static_cast<double>(totals[t]) * double_power_of_two(scales[t]);
+}
+
+}  // namespace train_gpt

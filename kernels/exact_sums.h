@@ -1,0 +1,105 @@
+// Sums of gradients that are the same in whatever order they are added. A micro-batch's gradient is
+// rounded to multiples of a power of two, its grid, and added as integers. Each block of norm_block
+// elements of a tensor has a grid; it follows from the sums of the block's largest elements, which
+// are integers, too.
+//
+//   E           exponent of a block's grid, 2^E; −120 ≤ E ≤ 120
+//   q = ⌊g / 2^E⌉   a gradient's element, rounded to nearest, ties to even
+//   S           Σ over micro-batches of min(⌈max |g| / 2^E⌉, 2^40), so Σ |q| ≤ S
+//
+// A sum fits into int32 if S < 2^31. Whether it does depends on the step's micro-batches alone, not
+// on how they are distributed over ranks.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "device/stream.h"
+#include "kernels/adamw.h"
+
+namespace train_gpt {
+
+/// A range of one tensor, which begins at a multiple of norm_block of the tensor. [blocks] stands
+/// for ⌈n / norm_block⌉.
+struct ExactSegment {
+    const float* gradient = nullptr;  // of a micro-batch [n]
+    int32_t* sums = nullptr;          // [n]
+    int64_t n = 0;
+    const int32_t* exponents = nullptr;  // E [blocks]
+    int64_t* maxima = nullptr;           // S [blocks]; each call adds to them
+    int64_t* not_finite = nullptr;  // of the tensor: each call adds the blocks with NaN or ±∞
+    bool accumulate = false;        // sums are added to, instead of overwritten
+};
+/// sums = q, or sums + q modulo 2^32. q of an element that is not finite is undefined, and so are
+/// the sums of a block with S ≥ 2^31. One pass over memory.
+void round_and_add(Stream& stream, std::span<const ExactSegment> segments);
+
+/// sums[i] = added[i], or sums[i] + added[i] modulo 2^32 if `accumulate`, for i < n.
+void add_integers(Stream& stream, int32_t* sums, const int32_t* added, int64_t n, bool accumulate);
+
+/// A range as in ExactSegment: largest[block] becomes the maximum of what it was and the block's
+/// |g|. Only for finite gradients.
+struct LargestSegment {
+    const float* gradient = nullptr;
+    int64_t n = 0;
+    float* largest = nullptr;  // [blocks]
+};
+void block_maxima(Stream& stream, std::span<const LargestSegment> segments);
+
+/// The grids of a tensor.
+struct TensorGrids {
+    int64_t first = 0, blocks = 0;  // among all blocks of the model
+    bool one_grid = false;          // for all blocks, as for a vocabulary, whose rows are rare
+};
+
+/// How many bits the sums of a step of so many contributions keep free, so that larger gradients in
+/// a later step still fit: 6 up to 16 contributions, one less for each doubling, 2 at least. (Σ |g|
+/// grows like the number of contributions, |Σ g| like its root.)
+int headroom_bits(int64_t contributions);
+
+/// The first grids: so that `contributions` times largest[block] leaves so much headroom. A block
+/// without gradient takes its tensor's coarsest grid, and a tensor without gradient the coarsest of
+/// all. If there is no gradient at all, E = 0.
+void first_grids(Stream& stream, int32_t* exponents, const float* largest,
+                 std::span<const TensorGrids> tensors, int64_t contributions);
+
+/// Grids for the next step from the sums S of all ranks in this one. A block's grid becomes coarser
+/// by as many bits as its headroom lacks, or finer by one bit. A block with S = 0 keeps its grid.
+/// overflow becomes 1 if any S ≥ 2^31; then no grid becomes finer.
+void update_grids(Stream& stream, int32_t* exponents, const int64_t* maxima,
+                  std::span<const TensorGrids> tensors, int64_t contributions, int32_t* overflow);
+
+/// A range as in ExactSegment, whose sum of squares is added to its tensor's.
+struct ExactNormSegment {
+    const int32_t* sums = nullptr;
+    int64_t n = 0;
+    const int32_t* exponents = nullptr;
+    const int32_t* scale = nullptr;  // F: norm_scales()
+    int64_t* total = nullptr;        // of the tensor
+};
+/// scales[t] = F, so that a tensor's sum of squares in units of 2^F is less than 2^62:
+/// F = 2·max E + 12 + ⌈log₂ blocks⌉.
+void norm_scales(Stream& stream, int32_t* scales, const int32_t* exponents,
+                 std::span<const TensorGrids> tensors);
+/// total += ⌊Σ (sums·2^E)² / 2^F⌉ of each block; the block's sum is in fp32 lanes and then double.
+/// Integers: the order of blocks does not matter.
+void exact_norm(Stream& stream, std::span<const ExactNormSegment> segments);
+/// sums[t] = totals[t]·2^F of each tensor.
+void norm_sums(Stream& stream, double* sums, const int64_t* totals, const int32_t* scales,
+               int64_t tensors);
+
+namespace cuda {  // exact_sums.cu
+void round_and_add(Stream& stream, std::span<const ExactSegment> segments);
+void add_integers(Stream& stream, int32_t* sums, const int32_t* added, int64_t n, bool accumulate);
+void block_maxima(Stream& stream, std::span<const LargestSegment> segments);
+void first_grids(Stream& stream, int32_t* exponents, const float* largest,
+                 std::span<const TensorGrids> tensors, int64_t contributions);
+void update_grids(Stream& stream, int32_t* exponents, const int64_t* maxima,
+                  std::span<const TensorGrids> tensors, int64_t contributions, int32_t* overflow);
+void norm_scales(Stream& stream, int32_t* scales, const int32_t* exponents,
+                 std::span<const TensorGrids> tensors);
+void exact_norm(Stream& stream, std::span<const ExactNormSegment> segments);
+void norm_sums(Stream& stream, double* sums, const int64_t* totals, const int32_t* scales,
+               int64_t tensors);
+}  // namespace cuda
+
+}  // namespace train_gpt

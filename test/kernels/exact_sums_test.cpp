@@ -1,0 +1,447 @@
+#include "kernels/exact_sums.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/exact_math.h"
+#include "test/kernels/kernel_test.h"
+
+using namespace train_gpt;
+
+namespace {
+
+constexpr int64_t blocks_of(int64_t n) { return (n + norm_block - 1) / norm_block; }
+
+/// Tensors of odd sizes, and the arrays of all of them.
+struct Model {
+    std::vector<int64_t> sizes;
+    std::vector<TensorGrids> tensors;
+    int64_t elements = 0, blocks = 0;
+
+    Model() {
+        for (int64_t i = random_int(1, 6); i > 0; --i) {
+            const int64_t n = random_int(0, 2) == 0 ? random_int(1, 40) : random_int(1, 15000);
+            tensors.push_back({blocks, blocks_of(n), random_int(0, 3) == 0});
+            sizes.push_back(n);
+            elements += n;
+            blocks += blocks_of(n);
+        }
+    }
+    size_t tensor_of(int64_t block) const {
+        size_t t = 0;
+        while (tensors[t].first + tensors[t].blocks <= block) ++t;
+        return t;
+    }
+};
+
+/// Gradients whose sizes differ by block, as those of layers do.
+std::vector<float> gradients_of(const Model& model, float largest = 1) {
+    std::vector<float> all;
+    for (const int64_t n : model.sizes)
+        for (int64_t first = 0; first < n; first += norm_block) {
+            const auto count = static_cast<size_t>(std::min(norm_block, n - first));
+            const std::vector<float> block =
+                random_normal(count, largest * std::exp2(static_cast<float>(random_int(-12, 0))));
+            all.insert(all.end(), block.begin(), block.end());
+        }
+    return all;
+}
+
+/// What the kernels work on, in memory of the device.
+struct Arrays {
+    const Model& model;
+    SharedArray<float> gradient;
+    SharedArray<int32_t> sums, exponents, scales, overflow{1};
+    SharedArray<int64_t> maxima, not_finite, totals;
+    SharedArray<float> largest;
+
+    explicit Arrays(const Model& of)
+        : model(of),
+          gradient(static_cast<size_t>(of.elements)),
+          sums(static_cast<size_t>(of.elements)),
+          exponents(static_cast<size_t>(of.blocks)),
+          scales(of.sizes.size()),
+          maxima(static_cast<size_t>(of.blocks)),
+          not_finite(of.sizes.size()),
+          totals(of.sizes.size()),
+          largest(static_cast<size_t>(of.blocks)) {
+        clear_step();
+        for (float& x : largest.values()) x = 0;
+        for (int32_t& e : exponents.values()) e = 0;
+    }
+    void clear_step() {
+        for (int64_t& s : maxima.values()) s = 0;
+        for (int64_t& n : not_finite.values()) n = 0;
+        for (int64_t& n : totals.values()) n = 0;
+        overflow.values()[0] = 0;
+    }
+    void set(const std::vector<float>& values) {
+        std::ranges::copy(values, gradient.values().begin());
+    }
+    template <class Segment, class F>
+    std::vector<Segment> segments(F&& make) const {
+        std::vector<Segment> all;
+        int64_t first = 0;
+        for (size_t t = 0; t < model.sizes.size(); ++t) {
+            all.push_back(make(t, first, model.tensors[t].first));
+            first += model.sizes[t];
+        }
+        return all;
+    }
+    void add(Stream& stream, bool accumulate) {
+        round_and_add(stream, segments<ExactSegment>([&](size_t t, int64_t first, int64_t block) {
+                          return ExactSegment{.gradient = gradient.data() + first,
+                                              .sums = sums.data() + first,
+                                              .n = model.sizes[t],
+                                              .exponents = exponents.data() + block,
+                                              .maxima = maxima.data() + block,
+                                              .not_finite = not_finite.data() + t,
+                                              .accumulate = accumulate};
+                      }));
+    }
+    void find_first(Stream& stream, int64_t contributions) {
+        block_maxima(stream, segments<LargestSegment>([&](size_t t, int64_t first, int64_t block) {
+                         return LargestSegment{.gradient = gradient.data() + first,
+                                               .n = model.sizes[t],
+                                               .largest = largest.data() + block};
+                     }));
+        first_grids(stream, exponents.data(), largest.data(), model.tensors, contributions);
+    }
+};
+
+/// ⌊x⌉, ties to even, without the machine's rounding.
+int64_t nearest_even(double x) {
+    const double below = std::floor(x), rest = x - below;
+    const auto whole = static_cast<int64_t>(below);
+    return whole + (rest > 0.5 || (rest == 0.5 && whole % 2 != 0) ? 1 : 0);
+}
+
+}  // namespace
+
+TEST_CASE("gradients are rounded to their block's grid and added as integers", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (int repeat = 0; repeat < 4; ++repeat) {
+        const Model model;
+        Arrays arrays(model);
+        TestStream stream;
+        for (int32_t& e : arrays.exponents.values()) e = static_cast<int32_t>(random_int(-24, -12));
+        const auto exponents = arrays.exponents.values();
+        std::vector<int64_t> sums(static_cast<size_t>(model.elements)),
+            units(static_cast<size_t>(model.blocks));
+        const int64_t micro_batches = random_int(1, 4);
+        for (int64_t m = 0; m < micro_batches; ++m) {
+            const std::vector<float> g = gradients_of(model);
+            arrays.set(g);
+            arrays.add(stream, m > 0);
+            size_t i = 0;
+            for (size_t t = 0; t < model.sizes.size(); ++t)
+                for (int64_t k = 0; k < model.sizes[t]; ++k, ++i) {
+                    const auto b = static_cast<size_t>(model.tensors[t].first + k / norm_block);
+                    sums[i] += nearest_even(std::ldexp(g[i], -exponents[b]));
+                }
+            i = 0;
+            for (size_t t = 0; t < model.sizes.size(); ++t)
+                for (int64_t first = 0; first < model.sizes[t]; first += norm_block) {
+                    const auto n =
+                        static_cast<size_t>(std::min(norm_block, model.sizes[t] - first));
+                    double most = 0;
+                    for (size_t k = 0; k < n; ++k, ++i)
+                        most = std::max(most, std::fabs(double{g[i]}));
+                    const auto b = static_cast<size_t>(model.tensors[t].first + first / norm_block);
+                    units[b] += static_cast<int64_t>(std::ceil(std::ldexp(most, -exponents[b])));
+                }
+        }
+        CAPTURE(model.sizes, micro_batches);
+        const auto found = arrays.sums.values();
+        for (size_t i = 0; i < sums.size(); ++i) REQUIRE(found[i] == sums[i]);
+        const auto maxima = arrays.maxima.values();
+        for (size_t b = 0; b < units.size(); ++b) REQUIRE(maxima[b] == units[b]);
+        for (const int64_t n : arrays.not_finite.values()) CHECK(n == 0);
+    }
+}
+
+TEST_CASE("sums of integers wrap, and the order of additions does not change them", "[cuda]") {
+    ON_EACH_DEVICE();
+    const auto n = static_cast<size_t>(random_int(1, 20000));
+    const auto any = [&] {
+        std::vector<int32_t> values(n);
+        for (int32_t& x : values)
+            x = static_cast<int32_t>(random_int(std::numeric_limits<int32_t>::min(),
+                                                std::numeric_limits<int32_t>::max()));
+        return values;
+    };
+    const std::vector<std::vector<int32_t>> added{any(), any(), any()};
+    const auto sum_in = [&](std::vector<size_t> order) {
+        const SharedArray<int32_t> sums(n), one(n);
+        TestStream stream;
+        for (size_t k = 0; k < order.size(); ++k) {
+            std::ranges::copy(added[order[k]], one.values().begin());
+            add_integers(stream, sums.data(), one.data(), static_cast<int64_t>(n), k > 0);
+        }
+        const auto values = sums.values();
+        return std::vector<int32_t>(values.begin(), values.end());
+    };
+    const std::vector<int32_t> forwards = sum_in({0, 1, 2});
+    CHECK(forwards == sum_in({2, 0, 1}));
+    for (size_t i = 0; i < n; ++i)
+        REQUIRE(static_cast<uint32_t>(forwards[i]) == static_cast<uint32_t>(added[0][i]) +
+                                                          static_cast<uint32_t>(added[1][i]) +
+                                                          static_cast<uint32_t>(added[2][i]));
+}
+
+TEST_CASE("elements that are not finite are counted, and too large ones count as 2^40", "[cuda]") {
+    ON_EACH_DEVICE();
+    const Model model;
+    Arrays arrays(model);
+    TestStream stream;
+    std::vector<float> g = gradients_of(model);
+    const auto at = static_cast<size_t>(random_int(0, model.elements - 1));
+    size_t t = 0;
+    for (int64_t before = 0; static_cast<int64_t>(at) >= before + model.sizes[t];)
+        before += model.sizes[t++];
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                            -std::numeric_limits<float>::infinity(), 1e30f}) {
+        arrays.clear_step();
+        std::vector<float> with = g;
+        with[at] = bad;
+        arrays.set(with);
+        arrays.add(stream, false);
+        CAPTURE(bad, at, model.sizes);
+        const auto counts = arrays.not_finite.values();
+        for (size_t k = 0; k < counts.size(); ++k)
+            CHECK(counts[k] == (k == t && !std::isfinite(bad) ? 1 : 0));
+        const auto maxima = arrays.maxima.values();
+        CHECK(std::ranges::count(maxima, int64_t{1} << 40) == 1);
+    }
+}
+
+TEST_CASE("grids leave the headroom at first, become coarser at once and finer bit by bit",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    for (const auto& [contributions, bits] :
+         {std::pair<int64_t, int>{1, 6}, {16, 6}, {17, 5}, {64, 4}, {128, 3}, {256, 2}, {2048, 2}})
+        CHECK(headroom_bits(contributions) == bits);
+    for (int repeat = 0; repeat < 4; ++repeat) {
+        const Model model;
+        Arrays arrays(model);
+        TestStream stream;
+        const int64_t contributions = random_int(1, 40);
+        const int headroom = headroom_bits(contributions);
+        CAPTURE(model.sizes, contributions);
+        std::vector<float> g = gradients_of(model);
+        // A block, or a tensor, without gradient
+        const auto idle = static_cast<size_t>(random_int(0, std::ssize(model.sizes) - 1));
+        int64_t begin = 0;
+        for (size_t t = 0; t < idle; ++t) begin += model.sizes[t];
+        const bool whole = random_int(0, 1) == 1;
+        const int64_t count = whole ? model.sizes[idle] : std::min(norm_block, model.sizes[idle]);
+        std::fill_n(g.begin() + begin, count, 0.0f);
+        arrays.set(g);
+        arrays.find_first(stream, contributions);
+        arrays.add(stream, false);
+        const std::vector<int64_t> units(arrays.maxima.values().begin(),
+                                         arrays.maxima.values().end());
+        std::vector<int32_t> first(arrays.exponents.values().begin(),
+                                   arrays.exponents.values().end());
+        const int64_t limit = int64_t{1} << (31 - headroom);
+        const int32_t coarsest = *std::ranges::max_element(first);
+        for (size_t t = 0; t < model.tensors.size(); ++t) {
+            const TensorGrids& tensor = model.tensors[t];
+            int64_t most = 0;
+            int32_t own = std::numeric_limits<int32_t>::min();
+            for (int64_t b = tensor.first; b < tensor.first + tensor.blocks; ++b) {
+                most = std::max(most, units[static_cast<size_t>(b)]);
+                if (units[static_cast<size_t>(b)] > 0)
+                    own = std::max(own, first[static_cast<size_t>(b)]);
+            }
+            for (int64_t b = tensor.first; b < tensor.first + tensor.blocks; ++b) {
+                const auto i = static_cast<size_t>(b);
+                const int64_t of_grid = tensor.one_grid ? most : units[i];
+                CAPTURE(t, b, first[i], of_grid);
+                if (of_grid == 0) {
+                    CHECK(first[i] == (most > 0 ? own : coarsest));
+                    continue;
+                }
+                // Not more than the limit, and more than half of it, but for rounding up.
+                CHECK(of_grid * contributions <= limit + contributions);
+                CHECK(2 * of_grid * contributions >= limit);
+            }
+        }
+        // The step's own S again: the grids stay. Much smaller ones: one bit finer. Larger: coarser.
+        for (const int shift : {0, -6, 5}) {
+            std::vector<int64_t> now = units;
+            for (size_t i = 0; i < now.size(); ++i) {
+                now[i] = shift < 0 ? (units[i] * contributions) >> -shift
+                                   : std::min(units[i] * contributions << shift, int_limit - 1);
+                arrays.maxima.values()[i] = now[i];
+            }
+            std::ranges::copy(first, arrays.exponents.values().begin());
+            arrays.overflow.values()[0] = 0;
+            update_grids(stream, arrays.exponents.data(), arrays.maxima.data(), model.tensors,
+                         contributions, arrays.overflow.data());
+            CHECK(arrays.overflow.values()[0] == 0);
+            const auto next = arrays.exponents.values();
+            for (size_t i = 0; i < now.size(); ++i) {
+                const TensorGrids& tensor = model.tensors[model.tensor_of(static_cast<int64_t>(i))];
+                int64_t most = now[i];
+                for (int64_t b = tensor.first; tensor.one_grid && b < tensor.first + tensor.blocks;
+                     ++b)
+                    most = std::max(most, now[static_cast<size_t>(b)]);
+                CAPTURE(i, shift, first[i], most);
+                const int wanted = std::bit_width(static_cast<uint64_t>(most)) - (31 - headroom);
+                CHECK(next[i] - first[i] == (most == 0 ? 0 : std::max(wanted, -1)));
+            }
+        }
+        // One block too many: that is said, no grid becomes finer, and its own has room.
+        const auto bad = static_cast<size_t>(random_int(0, model.blocks - 1));
+        std::ranges::copy(first, arrays.exponents.values().begin());
+        for (int64_t& s : arrays.maxima.values()) s = 1;
+        arrays.maxima.values()[bad] = int_limit;
+        update_grids(stream, arrays.exponents.data(), arrays.maxima.data(), model.tensors,
+                     contributions, arrays.overflow.data());
+        CHECK(arrays.overflow.values()[0] == 1);
+        const auto after = arrays.exponents.values();
+        CHECK(after[bad] == first[bad] + headroom + 1);
+        for (size_t i = 0; i < first.size(); ++i) CHECK(after[i] >= first[i]);
+    }
+}
+
+TEST_CASE("the norm of integer sums is that of the numbers they stand for, in any order",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    for (int repeat = 0; repeat < 4; ++repeat) {
+        const Model model;
+        Arrays arrays(model);
+        TestStream stream;
+        for (int32_t& e : arrays.exponents.values()) e = static_cast<int32_t>(random_int(-30, -20));
+        for (int32_t& q : arrays.sums.values())
+            q = static_cast<int32_t>(random_int(-(1 << 28), 1 << 28));
+        norm_scales(stream, arrays.scales.data(), arrays.exponents.data(), model.tensors);
+        const auto segments =
+            arrays.segments<ExactNormSegment>([&](size_t t, int64_t first, int64_t block) {
+                return ExactNormSegment{.sums = arrays.sums.data() + first,
+                                        .n = model.sizes[t],
+                                        .exponents = arrays.exponents.data() + block,
+                                        .scale = arrays.scales.data() + t,
+                                        .total = arrays.totals.data() + t};
+            });
+        exact_norm(stream, segments);
+        const std::vector<int64_t> totals(arrays.totals.values().begin(),
+                                          arrays.totals.values().end());
+        const SharedArray<double> sums(model.sizes.size());
+        norm_sums(stream, sums.data(), arrays.totals.data(), arrays.scales.data(),
+                  std::ssize(model.sizes));
+        const auto q = arrays.sums.values();
+        const auto exponents = arrays.exponents.values();
+        size_t i = 0;
+        for (size_t t = 0; t < model.sizes.size(); ++t) {
+            double exact = 0;
+            for (int64_t k = 0; k < model.sizes[t]; ++k, ++i) {
+                const auto b = static_cast<size_t>(model.tensors[t].first + k / norm_block);
+                const double x = std::ldexp(static_cast<double>(q[i]), exponents[b]);
+                exact += x * x;
+            }
+            // The squares of a lane are added in fp32, at most 128 of them, each rounded with its
+            // element: 2^-24 · (128 / 2 + 3). Blocks are rounded to 2^-62 of the largest sum.
+            const double bound =
+                67 * 0x1p-24 * exact +
+                std::ldexp(static_cast<double>(model.tensors[t].blocks), arrays.scales.values()[t]);
+            CAPTURE(t, model.sizes, exact);
+            CHECK(std::fabs(sums.values()[t] - exact) <= bound);
+            CHECK(totals[t] >= 0);
+        }
+        // Each segment in two parts at a boundary of blocks, in the opposite order
+        for (int64_t& n : arrays.totals.values()) n = 0;
+        for (size_t s = segments.size(); s-- > 0;) {
+            const int64_t cut =
+                std::min(segments[s].n, norm_block * random_int(0, blocks_of(segments[s].n)));
+            ExactNormSegment end = segments[s], begin = segments[s];
+            end.sums += cut, end.n -= cut, end.exponents += cut / norm_block, begin.n = cut;
+            for (const ExactNormSegment& part : {end, begin}) exact_norm(stream, {&part, 1});
+        }
+        const auto again = arrays.totals.values();
+        CHECK(std::vector<int64_t>(again.begin(), again.end()) == totals);
+    }
+}
+
+TEST_CASE("the largest sum of squares that sums may have fits into its scale", "[cuda]") {
+    for (const int64_t blocks :
+         {int64_t{1}, int64_t{2}, int64_t{3}, int64_t{1000}, int64_t{1} << 24})
+        for (const int32_t e : {min_exponent, -20, 0, max_exponent}) {
+            const double of_block = static_cast<double>(norm_block) * 0x1p62;
+            const int64_t units = norm_units(of_block, e, norm_scale(e, blocks));
+            CAPTURE(blocks, e, units);
+            CHECK(units > 0);
+            CHECK(static_cast<double>(units) * static_cast<double>(blocks) <= 0x1p62);
+        }
+}
+
+TEST_CASE("AdamW takes a gradient of integers as the numbers that they stand for", "[cuda]") {
+    ON_EACH_DEVICE();
+    const Model model;
+    const Arrays arrays(model);
+    TestStream stream;
+    for (int32_t& e : arrays.exponents.values()) e = static_cast<int32_t>(random_int(-30, -20));
+    // Integers of up to 24 bits, which are floats
+    for (int32_t& q : arrays.sums.values())
+        q = static_cast<int32_t>(random_int(-(1 << 24), 1 << 24));
+    const auto n = static_cast<size_t>(model.elements);
+    const auto with_state = [&](const auto& work) {
+        const SharedArray<float> master(n), m(n), v(n);
+        const SharedArray<bf16> weights(n);
+        const SharedArray<StepState> state(1);
+        state.values()[0] = {.multiplier = 0.3f};
+        for (size_t i = 0; i < n; ++i)
+            master.values()[i] = std::sin(static_cast<float>(i)), m.values()[i] = 0.1f,
+            v.values()[i] = 0.2f;
+        const auto segments =
+            arrays.segments<AdamWSegment>([&](size_t t, int64_t first, int64_t block) {
+                AdamWSegment segment{.weights = t % 2 == 0 ? weights.data() + first : nullptr,
+                                     .master = master.data() + first,
+                                     .m = m.data() + first,
+                                     .v = v.data() + first,
+                                     .n = model.sizes[t],
+                                     .decay = t % 3 == 0};
+                work(segment, first, block);
+                return segment;
+            });
+        adamw(stream, segments,
+              {.learning_rate = 1e-2f,
+               .beta1 = 0.9f,
+               .beta2 = 0.95f,
+               .epsilon = 1e-8f,
+               .weight_decay = 0.1f,
+               .step = 2,
+               .state = state.data()});
+        std::vector<float> all;
+        for (const SharedArray<float>* array : {&master, &m, &v})
+            all.insert(all.end(), array->values().begin(), array->values().end());
+        size_t i = 0;
+        for (size_t t = 0; t < model.sizes.size(); ++t)
+            for (int64_t k = 0; k < model.sizes[t]; ++k, ++i)
+                if (t % 2 == 0) all.push_back(to_float(weights.values()[i]));
+        return all;
+    };
+    size_t i = 0;
+    for (size_t t = 0; t < model.sizes.size(); ++t)
+        for (int64_t k = 0; k < model.sizes[t]; ++k, ++i) {
+            const auto b = static_cast<size_t>(model.tensors[t].first + k / norm_block);
+            arrays.gradient.values()[i] = std::ldexp(static_cast<float>(arrays.sums.values()[i]),
+                                                     arrays.exponents.values()[b]);
+        }
+    const auto of_floats = with_state([&](AdamWSegment& segment, int64_t first, int64_t) {
+        segment.gradient = arrays.gradient.data() + first;
+    });
+    const auto of_integers = with_state([&](AdamWSegment& segment, int64_t first, int64_t block) {
+        segment.sums = arrays.sums.data() + first;
+        segment.exponents = arrays.exponents.data() + block;
+    });
+    CAPTURE(model.sizes);
+    CHECK(of_floats == of_integers);
+}

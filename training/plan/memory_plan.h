@@ -1,0 +1,33 @@
+// The memory of a run, counted by the code that later takes it.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/memory.h"
+#include "model/stage.h"
+#include "training/config/layout.h"
+
+namespace train_gpt {
+
+/// From the one that keeps the most to the one that keeps the least.
+inline constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
+                                                 Recompute::block};
+
+/// Memory of a rank, counted by a Trainer over a counting arena; without `rank`, of the rank whose
+/// stage of the pipeline needs the most.
+Arena plan_memory(const RunShape& shape, const Device& device, std::optional<int> rank = {});
+/// The bytes of a rank of each place on the pipeline axis.
+std::vector<uint64_t> memory_of_stages(const RunShape& shape, const Device& device);
+
+/// Allocates the memory of a plan. Throws Error if there is not enough memory; the message says
+/// what takes how much.
+Arena allocate(const Arena& plan);
+
+/// "staging" is in host memory where the device is a GPU.
+std::string label_of(Purpose purpose, const Device& device);
+/// Memory by purpose, one line each, and the total.
+std::string memory_table(const Arena& plan);
+
+}  // namespace train_gpt
