@@ -5,6 +5,7 @@ set -uo pipefail
 passed=0
 failed=0
 failures=()
+first_with=()
 
 counted() {  # counted COMMAND…: runs it and adds its counts
     local log code
@@ -14,13 +15,19 @@ counted() {  # counted COMMAND…: runs it and adds its counts
     add_counts "$log" "$code" "$@"
 }
 
-counted_together() {  # counted_together ARGUMENT…: runs $test with each of them at the same time, and adds their counts
+# counted_together ARGUMENT…: runs $test with each of them at the same time, and adds their counts. The first one runs with the
+# variables of the array `first_with`.
+counted_together() {
     local logs processes i code
     echo "running $# parts of the tests at the same time; the output of each appears when it ends"
     logs=() processes=()
     for i in "$@"; do
         logs+=("$(mktemp)")
-        "$test" "$i" > "${logs[-1]}" 2>&1 &
+        if [ ${#processes[@]} = 0 ]; then
+            env "${first_with[@]}" "$test" "$i" > "${logs[-1]}" 2>&1 &
+        else
+            "$test" "$i" > "${logs[-1]}" 2>&1 &
+        fi
         processes+=($!)
     done
     for i in "${!processes[@]}"; do

@@ -27,15 +27,15 @@ simulated() {  # simulated LABEL TESTS: on the simulated GPU alone
 
 [ $half = simulated ] || run "as built"
 if [ -n "$gpusim" ] && [ $half != native ]; then
-    simulated "GPU kernels on a simulated GPU" '[cuda]'
-    simulated "the program on a simulated GPU" '[cli]'
+    simulated "GPU kernels on a simulated GPU" '[cuda]~[.]'
+    simulated "the program on a simulated GPU" '[cli]~[.]'
     simulated "long cases on a simulated GPU" '[long][cuda]'
     # The tests of ranks on several GPUs choose lazy order themselves.
-    GPUSIM_RACECHECK=1 simulated "races between threads of a block" '[cuda]~[training]'
-    GPUSIM_APPROX=1 GPUSIM_SEED=5 simulated "approximate instructions that err as hardware's do" '[cuda]~[training]'
-    GPUSIM_SMS=132 GPUSIM_NCCL_MEMORY=0.1 simulated "NCCL holds multiprocessors and takes memory" '[communicator][cuda],[mesh][pipeline][cuda]'
+    GPUSIM_RACECHECK=1 simulated "races between threads of a block" '[cuda]~[training]~[.]'
+    GPUSIM_APPROX=1 GPUSIM_SEED=5 simulated "approximate instructions that err as hardware's do" '[cuda]~[training]~[.]'
+    GPUSIM_SMS=132 GPUSIM_NCCL_MEMORY=0.1 simulated "NCCL holds multiprocessors and takes memory" '[communicator][cuda]~[.],[mesh][pipeline][cuda]~[.]'
     for seed in 0 1 2 3; do
-        GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed simulated "streams in an adverse order, seed $seed" '[cuda]~[training]'
+        GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed simulated "streams in an adverse order, seed $seed" '[cuda]~[training]~[.]'
     done
 fi
 [ $half != simulated ] || finish

@@ -409,7 +409,10 @@ TEST_CASE("a run continues when the reader of its output goes away", "[cli]") {
 TEST_CASE("one run at a time writes into a folder, and a second signal ends it immediately",
           "[cli]") {
     const TemporaryDirectory directory;
-    const Arguments arguments = Workplace::get().train(directory / "run", slow);
+    // The first step lasts longer than the test.
+    const Arguments arguments = Workplace::get().train(
+        directory / "run",
+        {"--set", "batch.tokens_per_step=268435456", "--set", "evaluation.every=0"});
     Process process(arguments);
     REQUIRE(process.wait_until([&] { return contains(process.out(), "training "); }));
     check_refused(train_gpt_with(arguments), 1, {"another run", directory / "run"});
