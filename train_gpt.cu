@@ -170,7 +170,9 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     Config config = given;
     config.batch.micro_batch = decided.micro_batch;
     config.parallel.zero = decided.zero;
-    const double peak_flops = measure_peak_flops(device, decided.dtype, kernel_settings(given));
+    const double peak_flops =
+        decided.peak_flops > 0 ? decided.peak_flops
+                               : measure_peak_flops(device, decided.dtype, kernel_settings(given));
     world.activity().pulse();
     StepProfile profile(device, line.profile, peak_flops);
     StepTrace trace(device, line.trace, given.run_dir);
@@ -179,7 +181,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     Arena arena = allocate(plan, shape);
     Trainer trainer(shape, arena, mesh.rank());
     const Choices choices = choose_kernels(trainer, decided, world);
-    const AttentionUse attention = attention_use(trainer.stream);
+    const AttentionUse attention = attention_of_ranks(trainer.stream, world);
     trainer.connect(mesh);
 
     // Take the weights and the optimizer's state from the newest checkpoint, or begin a new run

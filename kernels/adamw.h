@@ -50,7 +50,9 @@ struct AdamWSegment {
     const float* gradient = nullptr;
     int64_t n = 0;
     bool decay = false;
-    // If set, the gradient is sums·2^E in place of `gradient` (exact_sums.h).
+    // If set, the gradient is sums·2^E in place of `gradient` (exact_sums.h). exponents has one E
+    // for each norm_block of the segment, which then begins at a multiple of norm_block of its
+    // tensor.
     const int32_t *sums = nullptr, *exponents = nullptr;
 };
 

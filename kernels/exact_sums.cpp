@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "device/profile.h"
 #include "kernels/blocks.h"
@@ -112,23 +113,25 @@ void first_grids(Stream& stream, int32_t* exponents, const float* largest,
             if (exponents[b] == no_exponent) exponents[b] = coarsest_of_all;
 }
 
+void find_overflow(Stream& stream, int32_t* overflow, const int64_t* maxima, int64_t blocks) {
+    TRAIN_GPT_ON_CUDA(stream.device, find_overflow(stream, overflow, maxima, blocks));
+    if (std::any_of(maxima, maxima + blocks, [](int64_t s) { return s >= int_limit; }))
+        *overflow = 1;
+}
+
 void update_grids(Stream& stream, int32_t* exponents, const int64_t* maxima,
-                  std::span<const TensorGrids> tensors, int64_t contributions, int32_t* overflow) {
+                  std::span<const TensorGrids> tensors, int64_t contributions,
+                  const int32_t* overflow) {
     TRAIN_GPT_ON_CUDA(stream.device,
                       update_grids(stream, exponents, maxima, tensors, contributions, overflow));
     const int headroom = headroom_bits(contributions);
-    bool overflows = false;
-    for (const TensorGrids& tensor : tensors)
-        for (int64_t b = tensor.first; b < tensor.first + tensor.blocks; ++b)
-            overflows |= maxima[b] >= int_limit;
-    if (overflows) *overflow = 1;
     for (const TensorGrids& tensor : tensors) {
         int64_t most = 0;
         for (int64_t b = tensor.first; tensor.one_grid && b < tensor.first + tensor.blocks; ++b)
             most = std::max(most, maxima[b]);
         for (int64_t b = tensor.first; b < tensor.first + tensor.blocks; ++b)
             exponents[b] = next_exponent(exponents[b], tensor.one_grid ? most : maxima[b], headroom,
-                                         overflows);
+                                         *overflow != 0);
     }
 }
 
@@ -160,10 +163,12 @@ void exact_norm(Stream& stream, std::span<const ExactNormSegment> segments) {
 }
 
 void norm_sums(Stream& stream, double* sums, const int64_t* totals, const int32_t* scales,
-               int64_t tensors) {
-    TRAIN_GPT_ON_CUDA(stream.device, norm_sums(stream, sums, totals, scales, tensors));
+               const int64_t* not_finite, int64_t tensors) {
+    TRAIN_GPT_ON_CUDA(stream.device, norm_sums(stream, sums, totals, scales, not_finite, tensors));
     for (int64_t t = 0; t < tensors; ++t)
-        sums[t] = static_cast<double>(totals[t]) * double_power_of_two(scales[t]);
+        sums[t] = not_finite[t] > 0
+                      ? std::numeric_limits<double>::quiet_NaN()
+                      : static_cast<double>(totals[t]) * double_power_of_two(scales[t]);
 }
 
 }  // namespace train_gpt

@@ -162,11 +162,9 @@ __global__ void __launch_bounds__(threads) fill_missing(int32_t* exponents, int6
 }
 
 __global__ void __launch_bounds__(threads)
-    find_overflow(const int64_t* maxima, const __grid_constant__ Tensors tensors,
-                  int32_t* overflow) {
-    const TensorGrids& tensor = tensors.of[blockIdx.x];
-    for (int64_t b = threadIdx.x; b < tensor.blocks; b += threads)
-        if (maxima[tensor.first + b] >= int_limit) *overflow = 1;
+    mark_overflow(int32_t* overflow, const int64_t* maxima, int64_t blocks) {
+    const int64_t b = int64_t{blockIdx.x} * threads + threadIdx.x;
+    if (b < blocks && maxima[b] >= int_limit) *overflow = 1;
 }
 
 __global__ void __launch_bounds__(threads)
@@ -227,9 +225,12 @@ __global__ void __launch_bounds__(threads)
 }
 
 __global__ void __launch_bounds__(threads)
-    to_doubles(double* sums, const int64_t* totals, const int32_t* scales, int64_t n) {
+    to_doubles(double* sums, const int64_t* totals, const int32_t* scales,
+               const int64_t* not_finite, int64_t n) {
     const int64_t t = int64_t{blockIdx.x} * threads + threadIdx.x;
-    if (t < n) sums[t] = static_cast<double>(totals[t]) * double_power_of_two(scales[t]);
+    if (t >= n) return;
+    sums[t] = not_finite[t] > 0 ? __longlong_as_double(0x7ff8000000000000)
+                                : static_cast<double>(totals[t]) * double_power_of_two(scales[t]);
 }
 
 }  // namespace
@@ -272,13 +273,16 @@ void first_grids(Stream& stream, int32_t* exponents, const float* largest,
     CUDA_CHECK_LAUNCH();
 }
 
+void find_overflow(Stream& stream, int32_t* overflow, const int64_t* maxima, int64_t blocks) {
+    if (blocks == 0) return;
+    mark_overflow<<<static_cast<unsigned>(ceil_div(blocks, int64_t{threads})), threads, 0,
+                    stream_of(stream)>>>(overflow, maxima, blocks);
+    CUDA_CHECK_LAUNCH();
+}
+
 void update_grids(Stream& stream, int32_t* exponents, const int64_t* maxima,
-                  std::span<const TensorGrids> tensors, int64_t contributions, int32_t* overflow) {
-    for_each_group_of_tensors(tensors, [&](const Tensors& some) {
-        find_overflow<<<static_cast<unsigned>(some.count), threads, 0, stream_of(stream)>>>(
-            maxima, some, overflow);
-        CUDA_CHECK_LAUNCH();
-    });
+                  std::span<const TensorGrids> tensors, int64_t contributions,
+                  const int32_t* overflow) {
     for_each_group_of_tensors(tensors, [&](const Tensors& some) {
         choose_next<<<static_cast<unsigned>(some.count), threads, 0, stream_of(stream)>>>(
             exponents, maxima, some, headroom_bits(contributions), overflow);
@@ -303,10 +307,10 @@ void exact_norm(Stream& stream, std::span<const ExactNormSegment> segments) {
 }
 
 void norm_sums(Stream& stream, double* sums, const int64_t* totals, const int32_t* scales,
-               int64_t tensors) {
+               const int64_t* not_finite, int64_t tensors) {
     if (tensors == 0) return;
     to_doubles<<<static_cast<unsigned>(ceil_div(tensors, int64_t{threads})), threads, 0,
-                 stream_of(stream)>>>(sums, totals, scales, tensors);
+                 stream_of(stream)>>>(sums, totals, scales, not_finite, tensors);
     CUDA_CHECK_LAUNCH();
 }
 

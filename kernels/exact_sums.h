@@ -45,7 +45,7 @@ struct LargestSegment {
 };
 void block_maxima(Stream& stream, std::span<const LargestSegment> segments);
 
-/// The grids of a tensor.
+/// The grids of a tensor. Functions that take several get all of a model's, one after the other.
 struct TensorGrids {
     int64_t first = 0, blocks = 0;  // among all blocks of the model
     bool one_grid = false;          // for all blocks, as for a vocabulary, whose rows are rare
@@ -62,11 +62,15 @@ int headroom_bits(int64_t contributions);
 void first_grids(Stream& stream, int32_t* exponents, const float* largest,
                  std::span<const TensorGrids> tensors, int64_t contributions);
 
+/// overflow becomes 1 if S ≥ 2^31 in any of `blocks` blocks; else it stays as it is.
+void find_overflow(Stream& stream, int32_t* overflow, const int64_t* maxima, int64_t blocks);
+
 /// Grids for the next step from the sums S of all ranks in this one. A block's grid becomes coarser
-/// by as many bits as its headroom lacks, or finer by one bit. A block with S = 0 keeps its grid.
-/// overflow becomes 1 if any S ≥ 2^31; then no grid becomes finer.
+/// by as many bits as its headroom lacks, or finer by one bit, unless there was an overflow. Where
+/// S = 0, the block keeps its grid.
 void update_grids(Stream& stream, int32_t* exponents, const int64_t* maxima,
-                  std::span<const TensorGrids> tensors, int64_t contributions, int32_t* overflow);
+                  std::span<const TensorGrids> tensors, int64_t contributions,
+                  const int32_t* overflow);
 
 /// A range as in ExactSegment, whose sum of squares is added to its tensor's.
 struct ExactNormSegment {
@@ -81,11 +85,12 @@ struct ExactNormSegment {
 void norm_scales(Stream& stream, int32_t* scales, const int32_t* exponents,
                  std::span<const TensorGrids> tensors);
 /// total += ⌊Σ (sums·2^E)² / 2^F⌉ of each block; the block's sum is in fp32 lanes and then double.
-/// Integers: the order of blocks does not matter.
+/// Integers: the order of blocks does not matter. The order within a block, and so the last bits,
+/// depends on whether `sums` is at a multiple of 16 bytes.
 void exact_norm(Stream& stream, std::span<const ExactNormSegment> segments);
-/// sums[t] = totals[t]·2^F of each tensor.
+/// sums[t] = totals[t]·2^F of each tensor, or NaN if not_finite[t] > 0.
 void norm_sums(Stream& stream, double* sums, const int64_t* totals, const int32_t* scales,
-               int64_t tensors);
+               const int64_t* not_finite, int64_t tensors);
 
 namespace cuda {  // exact_sums.cu
 void round_and_add(Stream& stream, std::span<const ExactSegment> segments);
@@ -93,13 +98,15 @@ void add_integers(Stream& stream, int32_t* sums, const int32_t* added, int64_t n
 void block_maxima(Stream& stream, std::span<const LargestSegment> segments);
 void first_grids(Stream& stream, int32_t* exponents, const float* largest,
                  std::span<const TensorGrids> tensors, int64_t contributions);
+void find_overflow(Stream& stream, int32_t* overflow, const int64_t* maxima, int64_t blocks);
 void update_grids(Stream& stream, int32_t* exponents, const int64_t* maxima,
-                  std::span<const TensorGrids> tensors, int64_t contributions, int32_t* overflow);
+                  std::span<const TensorGrids> tensors, int64_t contributions,
+                  const int32_t* overflow);
 void norm_scales(Stream& stream, int32_t* scales, const int32_t* exponents,
                  std::span<const TensorGrids> tensors);
 void exact_norm(Stream& stream, std::span<const ExactNormSegment> segments);
 void norm_sums(Stream& stream, double* sums, const int64_t* totals, const int32_t* scales,
-               int64_t tensors);
+               const int64_t* not_finite, int64_t tensors);
 }  // namespace cuda
 
 }  // namespace train_gpt

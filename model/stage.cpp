@@ -20,6 +20,13 @@ size_t logits_bytes_limit(const Device& device) {
 
 }  // namespace
 
+int64_t logits_rows(const Device& device, int64_t rows, int64_t vocabulary, DType dtype) {
+    const int64_t bytes = vocabulary * static_cast<int64_t>(size_of(dtype)),
+                  fitting = static_cast<int64_t>(logits_bytes_limit(device)) / bytes,
+                  most = std::max<int64_t>(fitting, 1), chunks = (rows + most - 1) / most;
+    return (rows + chunks - 1) / chunks;
+}
+
 Stage::Stage(const DecoderSpec& spec, const Registry& registry, const StageOptions& options,
              ParameterStore& parameters, Arena& arena)
     : spec_(spec),
@@ -49,11 +56,8 @@ Stage::Stage(const DecoderSpec& spec, const Registry& registry, const StageOptio
 void Stage::take_head(Arena& arena) {
     const DType dtype = parameters_.dtype();
     const int64_t M = tokens(), Vp = padded_vocabulary();
-    const auto limit = static_cast<int64_t>(logits_bytes_limit(arena.device()));
-    const int64_t rows_that_fit =
-        std::max<int64_t>(limit / (Vp * static_cast<int64_t>(size_of(dtype))), 1);
-    const int64_t chunks = (M + rows_that_fit - 1) / rows_that_fit;
-    logits_ = arena.tensor(dtype, {(M + chunks - 1) / chunks, Vp}, Purpose::buffers);
+    logits_ =
+        arena.tensor(dtype, {logits_rows(arena.device(), M, Vp, dtype), Vp}, Purpose::buffers);
     losses_ = arena.tensor(DType::fp32, {M}, Purpose::buffers);
     if (!tensor_.is_split()) return;
     const int64_t rows = logits_.rows();

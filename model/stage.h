@@ -37,6 +37,10 @@ struct StageOptions {
     ContextGroup* context = nullptr;
 };
 
+/// The head computes the logits of so many rows at a time: the rows in as few chunks as the memory
+/// for logits allows. vocabulary: rows of the head in this rank's memory.
+int64_t logits_rows(const Device& device, int64_t rows, int64_t vocabulary, DType dtype);
+
 /// Work for micro-batches may be called in any order that computes what it needs first: forward(),
 /// then backward() or backward_inputs() and some time later backward_weights(), of the same slot.
 /// The gradients of a step are sums over its micro-batches. M = B·T. Tensor-parallel ranks call the

@@ -67,14 +67,16 @@ void pass_around(Stream& stream, char* data, const StepCollective& c) {
 
 void run(Stream& stream, char* data, const StepCollective& c) {
     Communicator& group = *c.group;
-    char* const own = data + group.rank() * c.count * static_cast<int64_t>(size_of(c.dtype));
+    const auto own = [&] {
+        return data + group.rank() * c.count * static_cast<int64_t>(size_of(c.dtype));
+    };
     switch (c.kind) {
         case Kind::all_reduce:
             return group.all_reduce(stream, data, c.count, c.dtype);
         case Kind::reduce_scatter:
-            return group.reduce_scatter(stream, own, data, c.count, c.dtype);
+            return group.reduce_scatter(stream, own(), data, c.count, c.dtype);
         case Kind::all_gather:
-            return group.all_gather(stream, data, own, c.count, c.dtype);
+            return group.all_gather(stream, data, own(), c.count, c.dtype);
         case Kind::broadcast:
             return group.broadcast(stream, data, c.count, c.dtype, group.size() - 1);
         case Kind::messages:

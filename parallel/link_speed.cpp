@@ -8,15 +8,15 @@
 
 namespace train_gpt {
 
-double measure_link(Communicator& group, const Device& device, int64_t bucket_elements) {
+double measure_link(Communicator& group, const Device& device, int64_t count, DType dtype) {
     if (group.size() == 1) return 0;
-    constexpr int64_t most = 1 << 24;
-    const int64_t count = std::clamp<int64_t>(bucket_elements, 1024, most) / group.size() + 1;
-    const size_t bytes = static_cast<size_t>(group.size() * count) * sizeof(float);
+    const auto bytes_of_rank = static_cast<size_t>(count) * size_of(dtype),
+               bytes = static_cast<size_t>(group.size()) * bytes_of_rank;
     Arena plan = Arena::counting(device);
     plan.take(bytes, Purpose::buffers);
     Arena arena(device, plan);
-    auto* const data = static_cast<float*>(arena.take(bytes, Purpose::buffers));
+    auto* const data = static_cast<char*>(arena.take(bytes, Purpose::buffers));
+    const char* const own = data + static_cast<size_t>(group.rank()) * bytes_of_rank;
     Stream stream(device);
     clear(stream, data, bytes);
     // The first time connects ranks and touches memory.
@@ -26,7 +26,7 @@ double measure_link(Communicator& group, const Device& device, int64_t bucket_el
         stream.synchronize();
         const int64_t before = group.bytes_sent();
         const Stopwatch exchange;
-        group.all_gather(stream, data, data + group.rank() * count, count, DType::fp32);
+        group.all_gather(stream, data, own, count, dtype);
         stream.synchronize();
         const double seconds = std::max(exchange.seconds(), 1e-9);
         if (i > 0)

@@ -34,6 +34,7 @@ struct StepSizes {
     /// The tokens of a micro-batch on a rank of the context axis. Several, if the micro-batch is
     /// still to be chosen: the fewest, the most, and some between.
     std::vector<int64_t> tokens = {};
+    std::vector<int64_t> head_rows = {};  // of which the head computes the logits at a time
     int64_t width = 0;                    // n_embd
     std::vector<int64_t> kv_widths = {};  // of keys or values, in layers of a tensor-parallel rank
     int64_t vocabulary = 0;               // rows of the head with padding, on all ranks together

@@ -1,19 +1,19 @@
 #include "training/decisions.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 
 #include "base/error.h"
-#include "device/memory.h"
 #include "kernels/choices.h"
 #include "parallel/first_collectives.h"
 #include "parallel/link_speed.h"
+#include "parallel/state/bucket_layout.h"
 #include "parallel/state/gradient_sums.h"
 #include "parallel/together.h"
 #include "training/config/micro_batches.h"
 #include "training/files/checkpoint.h"
 #include "training/plan/fit.h"
-#include "training/plan/memory_plan.h"
 #include "training/plan/peak.h"
 
 namespace train_gpt {
@@ -39,7 +39,7 @@ std::vector<int> micro_batches_of(const RunShape& shape, const Device& device) {
 void first_collectives(const RunShape& shape, const Device& device, const Mesh& mesh) {
     Activity& activity = mesh.world().activity();
     activity.phase = "connecting";
-    const StepSizes sizes = sizes_of_step(shape, micro_batches_of(shape, device));
+    const StepSizes sizes = sizes_of_step(shape, device, micro_batches_of(shape, device));
     std::vector<int> stages = {1, 2};  // stage 3 exchanges as stage 2 does
     if (const std::optional<int> given = shape.config.parallel.zero) stages = {*given};
     for (const int stage : stages) {
@@ -48,6 +48,20 @@ void first_collectives(const RunShape& shape, const Device& device, const Mesh& 
                              sharding_of(with_stage, mesh.rank()), sizes);
     }
     activity.phase = "start";
+}
+
+Speeds measured_speeds(const RunShape& shape, const Device& device, const Mesh& mesh) {
+    // As in first_collectives(): another size might take memory.
+    const RunShape with_stage = shape.with_zero(1);
+    const Sharding sharding = sharding_of(with_stage, mesh.rank());
+    const BucketLayout layout(registry_of_rank(with_stage, mesh.rank()).parameters, sharding.size,
+                              sharding.bucket_elements);
+    int64_t shard = 0;
+    for (const Bucket& bucket : layout.buckets()) shard = std::max(shard, bucket.shard);
+    shard = std::min(shard, largest_first_bytes / (sharding.size * int64_t{sizeof(float)}));
+    return {.flops = measure_peak_flops(device, shape.dtype, kernel_settings(shape.config)),
+            .link = measure_link(group_of(SumOver::shards, mesh, sharding), device, shard,
+                                 shape.dtype)};
 }
 
 }  // namespace
@@ -70,21 +84,23 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
         return "";
     });
     first_collectives(shape, device, mesh);
-    const uint64_t available = memory_for_a_rank(device, mesh.layout(), world.local_size());
+    const auto available = [&] {
+        return memory_for_a_rank(device, mesh.layout(), world.local_size());
+    };
     Speeds speeds;
-    if (!config.parallel.zero && !decided.kept.zero) {
-        const Sharding sharding = sharding_of(shape, world.rank());
-        speeds = {.flops = measure_peak_flops(device, decided.dtype, kernel_settings(config)),
-                  .link = measure_link(group_of(SumOver::shards, mesh, sharding), device,
-                                       sharding.bucket_elements)};
-    }
+    const std::string measures = first_for_all(world, [&] {
+        const bool keeps = kept_fit(decided.kept, available(), shape, device).has_value();
+        return std::string(weighs_speeds(shape) && !keeps ? "yes" : "");
+    });
+    if (!measures.empty()) speeds = measured_speeds(shape, device, mesh);
+    decided.link = speeds.link;
+    decided.peak_flops = speeds.flops;
     const Choices chosen = choices_from_json(first_for_all(world, [&] {
-        return to_json(choose_by_memory(decided.kept, available, shape, device, speeds));
+        return to_json(choose_by_memory(decided.kept, available(), shape, device, speeds));
     }));
     decided.micro_batch = chosen.micro_batch;
     decided.recompute = recompute_from(chosen.recompute);
     decided.zero = chosen.zero.value();
-    decided.link = speeds.link;
     return decided;
 }
 
@@ -117,6 +133,14 @@ Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& 
     });
     choices.kernels = kernel_choices(stream);
     return choices;
+}
+
+AttentionUse attention_of_ranks(const Stream& stream, const World& world) {
+    AttentionUse use = attention_use(stream);
+    for (const std::string& differs :
+         together(world, [&] { return std::string(use.same_bits ? "" : "differs"); }))
+        use.same_bits = use.same_bits && differs.empty();
+    return use;
 }
 
 }  // namespace train_gpt

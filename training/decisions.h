@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "device/device.h"
+#include "kernels/attention/engine.h"
 #include "model/stage.h"
 #include "parallel/mesh.h"
 #include "parallel/world.h"
@@ -24,8 +25,9 @@ struct Decisions {
     Recompute recompute = Recompute::none;
     int micro_batch = 0;
     int zero = 1;
-    double link = 0;  // bytes per second along the data axis, if `zero` was chosen by it
-    Choices kept;     // kept_choices()
+    // If `zero` was chosen by them: bytes per second along the data axis, and FLOP/s of products.
+    double link = 0, peak_flops = 0;
+    Choices kept;  // kept_choices()
 };
 /// Makes these decisions. All ranks call it. It does the mesh's first collectives
 /// (parallel/first_collectives.h) before it looks how much memory is available.
@@ -38,5 +40,8 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
 /// of the first rank on which this operation and shape occur. All ranks call it before they set
 /// weights.
 Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& world);
+
+/// attention_use() of this rank, with `same_bits` of all ranks. All ranks call it.
+AttentionUse attention_of_ranks(const Stream& stream, const World& world);
 
 }  // namespace train_gpt

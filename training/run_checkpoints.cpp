@@ -4,6 +4,8 @@
 
 #include "base/error.h"
 #include "parallel/together.h"
+#include "training/decisions.h"
+#include "training/decisions.h"
 #include "training/files/checkpoint.h"
 #include "training/interrupt.h"
 
@@ -40,12 +42,13 @@ std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step
     start_.trainer.parameters.weights.gather_rest(start_.trainer.stream);
     const Config& config = start_.given;
     world().activity().phase = "checkpoint";
+    const bool same_bits = attention_of_ranks(start_.trainer.stream, world()).same_bits;
     try {
-        save_checkpoint(run_dir,
-                        {step, config, start_.data.spec(), start_.trainer.parameters,
-                         start_.data.tokenizer(), start_.choices, start_.schedule.position(step),
-                         start_.tokens, attention_use(start_.trainer.stream).same_bits},
-                        start_.mesh);
+        save_checkpoint(
+            run_dir,
+            {step, config, start_.data.spec(), start_.trainer.parameters, start_.data.tokenizer(),
+             start_.choices, start_.schedule.position(step), start_.tokens, same_bits},
+            start_.mesh);
     } catch (const Error& error) {
         return concat("step ", step, " of ", start_.schedule.steps(),
                       " is not saved: ", error.what());

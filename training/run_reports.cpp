@@ -35,10 +35,11 @@ std::string describe_training(const RunStart& start) {
 /// Which stage of ZeRO the run uses, if it chose.
 std::string describe_stage(const RunStart& start) {
     return concat("parallel.zero: stage ", start.config.parallel.zero.value(), ", ",
-                  start.link > 0    ? concat("chosen for ", formatted("%.2f", start.link / 1e9),
-                                             " GB/s along the data axis")
-                  : start.kept.zero ? "as the run chose at first"
-                                    : "since no other rank has a part of the state");
+                  start.link > 0 ? concat("chosen for ", formatted("%.2f", start.link / 1e9),
+                                          " GB/s along the data axis")
+                  : start.kept.zero == start.config.parallel.zero
+                      ? "as the run's checkpoint says"
+                      : "since no other rank has a part of the state");
 }
 
 }  // namespace

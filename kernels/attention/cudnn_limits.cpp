@@ -131,9 +131,9 @@ bool cudnn_has(AttentionWay way, int architecture, size_t version) {
 // planning asks for this number many times. So these are the amounts that it was observed to need.
 // A version that needs more is not used. Forward: 256 bytes. Backward: Σ dout·out of each row; what
 // dq is added up in, which is a matrix of the gradients of the scores, or dq in fp32 (kernels for
-// other GPUs than Hopper hold that twice), with a counter for each 64 rows where the order is fixed;
-// and, if heads share keys and values, their gradients for each head of queries, in bf16, or in fp32
-// on data-center Blackwell, where nothing else is held for dq.
+// other GPUs than Hopper hold that twice), with a counter for each 64 rows where the order is
+// fixed; and, if heads share keys and values, their gradients for each head of queries, in bf16, or
+// in fp32 on data-center Blackwell, where nothing else is held for dq.
 size_t cudnn_backward_bytes(const AttentionShape& shape, AttentionWay way, int architecture) {
     const auto [sequences, key_heads] = sizes_of_calls(shape, way, architecture, most_matrix_bytes);
     if (sequences == 0) return 0;

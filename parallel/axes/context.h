@@ -85,8 +85,8 @@ class ContextGroup {
     std::unique_ptr<Exchange> exchange_;
 };
 
-/// Makes the group along the axis. Returns the exchanges of keys, values and their gradients, and at
-/// the end of the model the one of a token's logits.
+/// Makes the group along the axis. Returns the exchanges of keys, values and their gradients, and
+/// at the end of the model the one of a token's logits.
 std::vector<StepCollective> collectives_of_context(const Mesh& mesh, const StepSizes& sizes);
 
 /// The bytes that each rank sends for a micro-batch in a layer, as Communicator counts them:

@@ -181,8 +181,9 @@ std::vector<StepCollective> collectives_of_tensor(const Mesh& mesh, const StepSi
         const int64_t strip = tokens / ranks / sizes.tensor_chunks * sizes.width;
         all.push_back({Kind::reduce_scatter, group, sizes.dtype, strip});
         all.push_back({Kind::all_gather, group, sizes.dtype, strip});
-        if (ends_model) all.push_back({Kind::all_gather, group, DType::fp32, tokens * statistics});
     }
+    for (const int64_t rows : sizes.head_rows)
+        if (ends_model) all.push_back({Kind::all_gather, group, DType::fp32, rows * statistics});
     if (ends_model) all.push_back({Kind::all_gather, group, DType::fp32, sizes.vocabulary / ranks});
     return all;
 }

@@ -395,14 +395,14 @@ class SlowGroup : public Communicator {
 
 TEST_CASE("the link's speed is that of the bytes that are sent at a time", "[communicator]") {
     SlowGroup group;
-    const double speed = measure_link(group, Device{}, random_int(2000, 1 << 20));
+    const double speed = measure_link(group, Device{}, random_int(2000, 1 << 20), DType::bf16);
     CAPTURE(speed, group.bytes);
     CHECK(speed > 0);
     CHECK(speed <= static_cast<double>(group.bytes) / SlowGroup::seconds);
     const World world;
     Activity activity;
     const auto alone = open_communicator(world, Device{}, activity);
-    CHECK(measure_link(*alone, Device{}, 1000) == 0);
+    CHECK(measure_link(*alone, Device{}, 1000, DType::fp32) == 0);
 }
 
 TEST_CASE("ranks: cpu collectives", "[.ranks]") {

@@ -217,6 +217,8 @@ TEST_CASE("a GPU keeps memory free for each axis of a mesh after the first", "[c
                                         .tensor = m.tensor,
                                         .shard_ranks = m.shard});
         CAPTURE(m.world, m.pipeline, m.context, m.tensor, m.shard);
-        CHECK(memory_for_a_rank(device, mesh, 8) == available - (m.more << 28));
+        // Another process of a real GPU may take some meanwhile.
+        const auto kept = static_cast<double>(available - memory_for_a_rank(device, mesh, 8));
+        CHECK(std::abs(kept - static_cast<double>(m.more << 28)) < 1 << 26);
     }
 }

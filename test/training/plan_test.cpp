@@ -156,7 +156,7 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
         };
         const uint64_t least = bytes_of(1, Recompute::block);
         const uint64_t available = least + static_cast<uint64_t>(random_int(0, 1 << 24));
-        // By going through all of them, with the relative times in plan.h.
+        // By going through all of them, with the relative times in fit.h.
         double soonest = 1e300;
         for (int64_t B = 1; B <= sequences; ++B)
             for (const auto& [level, cost] : {std::pair{Recompute::none, 1.0},
@@ -330,12 +330,34 @@ TEST_CASE("ZeRO's stage is the one with the least time of a step for the link", 
     // A stage that is given, or was chosen before, stays.
     for (const int stage : {0, 1, 2, 3}) {
         CHECK(fit_with(shape.with_zero(stage), 360e9).zero == stage);
-        CHECK(choose_by_memory({.zero = stage}, uint64_t{1} << 40, shape, Device{},
-                               {.flops = 800e12, .link = 360e9})
-                  .zero == stage);
+        const Choices kept{.micro_batch = 1, .recompute = "none", .zero = stage};
+        const Choices chosen = choose_by_memory(kept, uint64_t{1} << 40, shape, Device{},
+                                                {.flops = 800e12, .link = 360e9});
+        CHECK(chosen.zero == std::max(stage, 1));  // "auto" is from 1 to 3
+        // It would not fit: chosen anew, for the link.
+        CHECK(choose_by_memory(kept, available, shape, Device{}, {.flops = 800e12, .link = 360e9})
+                  .zero == (stage == 3 ? 3 : 2));
     }
     CHECK(choose_by_memory({}, available, shape, Device{}, {.flops = 800e12, .link = 360e9}).zero ==
           2);
+}
+
+TEST_CASE("the first collectives have the sizes of a step, for each micro-batch it may have",
+          "[plan]") {
+    const Config config = parse_config(
+        "{}", "test",
+        {"model.family=llama", "model.n_layer=2", "model.n_head=32", "model.n_kv_head=8",
+         "model.n_embd=4096", "model.n_ctx=8190", "model.vocab_size=128256", "parallel.tensor=2",
+         "parallel.context=3", "batch.tokens_per_step=98280", "schedule.steps=1"});
+    const RunShape shape(config, spec_of(config, 128256), DType::bf16, Recompute::none, 6);
+    const StepSizes sizes = sizes_of_step(shape, Device{}, {1, 2, 3, 4, 6, 12});
+    CHECK(sizes.tokens == std::vector<int64_t>{2730, 5460, 10920, 32760});
+    CHECK(sizes.vocabulary == 128256);
+    CHECK(sizes.kv_widths == std::vector<int64_t>{4 * 128});
+    CHECK(sizes.width == 4096);
+    // On a CPU, 256 MiB for logits: 2092 rows of 64,128 in bf16. 2730 are two chunks of 1365, 5460
+    // three of 1820, 10,920 six of 1820, and 32,760 fifteen of 2048 and one of 2040.
+    CHECK(sizes.head_rows == std::vector<int64_t>{1365, 1820, 1820, 2048, 2040});
 }
 
 TEST_CASE("a plan with an open stage of ZeRO says which it takes, and for which link", "[plan]") {

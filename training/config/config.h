@@ -177,7 +177,7 @@ struct Config {
 
     struct Batch {
         int64_t tokens_per_step = 524288;
-        int micro_batch = 0;      // sequences; 0: chosen by fit_into() (plan.h)
+        int micro_batch = 0;      // sequences; 0: chosen by fit_into() (fit.h)
         int sequence_length = 0;  // 0: n_ctx
     } batch;
 

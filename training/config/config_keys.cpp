@@ -225,12 +225,10 @@ constexpr ConfigKey table[] = {
     {KEY(kernels.autotune), one_of<bool>(),
      "On a GPU. `on`: before the first step, time cuBLASLt's algorithms for each shape, GELU and "
      "bias gradients within a product or after it, and the ways to compute attention that the "
-     "other "
-     "keys leave; use the fastest. `off`: use cuBLASLt's first algorithm, GELU within a product, "
-     "bias gradients after it and, unless `kernels.attention` is `cudnn`, the project's own "
-     "attention. A resumed run keeps its earlier choices on the same GPU model with the same "
-     "driver "
-     "and libraries."},
+     "other keys leave; use the fastest. `off`: use cuBLASLt's first algorithm, GELU within a "
+     "product, bias gradients after it and, unless `kernels.attention` is `cudnn`, the project's "
+     "own attention. A resumed run keeps its earlier choices on the same GPU model with the same "
+     "driver and libraries."},
     {KEY(kernels.deterministic), one_of<bool>(),
      "On a GPU. `on`: each run gives the same bits. `off`: attention's backward pass may also use "
      "cuDNN's unordered sums, if they are the fastest; the last bits of gradients then differ from "

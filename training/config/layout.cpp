@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "device/processor.h"
 #include "model/families/family.h"
+#include "model/stage.h"
 #include "parallel/pipeline/stage_layers.h"
 #include "tokenizer/formats.h"
 #include "training/config/known_data.h"
@@ -166,7 +167,8 @@ int64_t sums_of_step(const RunShape& shape) {
            std::ssize(registry_of(shape.spec).parameters);
 }
 
-StepSizes sizes_of_step(const RunShape& shape, const std::vector<int>& micro_batches) {
+StepSizes sizes_of_step(const RunShape& shape, const Device& device,
+                        const std::vector<int>& micro_batches) {
     const int tensors = shape.mesh.size(Axis::tensor);
     const DecoderSpec part = share_of_spec(shape.spec, tensors);
     StepSizes sizes{
@@ -181,6 +183,11 @@ StepSizes sizes_of_step(const RunShape& shape, const std::vector<int>& micro_bat
         sizes.tokens.push_back(int64_t{B} * shape.config.sequence_length() /
                                shape.mesh.size(Axis::context));
         taken = B;
+    }
+    for (const int64_t tokens : sizes.tokens) {
+        const int64_t rows = logits_rows(device, tokens, sizes.vocabulary / tensors, sizes.dtype);
+        sizes.head_rows.push_back(rows);
+        if (tokens % rows != 0) sizes.head_rows.push_back(tokens % rows);
     }
     for (int l = 0; l < part.n_layer; ++l)
         if (const int64_t width = part.layer(l).kv_width();

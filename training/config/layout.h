@@ -64,7 +64,7 @@ struct RunShape {
     RunShape with_zero(int stage) const;
 };
 
-// ---- What each rank has ------------------------------------------------------------------------------
+// ---- What each rank has -------------------------------------------------------------------------
 
 /// The LoaderOptions of a run's first step, for a rank of the mesh: the ranks of a place on the
 /// data axis read the same micro-batches.
@@ -75,7 +75,7 @@ TensorOptions tensor_options(const Config& config, const TensorRank& rank);
 /// that works, where tensor-parallel ranks cannot share the model.
 RankRegistry registry_of_rank(const RunShape& shape, int rank);
 
-// ---- What the run has --------------------------------------------------------------------------------
+// ---- What the run has ---------------------------------------------------------------------------
 
 /// Layers of each stage of the pipeline, as the configuration gives them, or dealt by FLOPs.
 std::vector<int> layers_of_stages(const RunShape& shape);
@@ -85,7 +85,8 @@ PipelineShape pipeline_shape(const RunShape& shape);
 int64_t sums_of_step(const RunShape& shape);
 /// For a micro-batch of one of so many sequences, from the fewest to the most. Of numbers between,
 /// those are taken that are at least twice the one before.
-StepSizes sizes_of_step(const RunShape& shape, const std::vector<int>& micro_batches);
+StepSizes sizes_of_step(const RunShape& shape, const Device& device,
+                        const std::vector<int>& micro_batches);
 
 /// Which kernels the configuration asks for. Throws Error for one that is not in this build.
 KernelSettings kernel_settings(const Config& config);

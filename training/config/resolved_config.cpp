@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "device/memory.h"
 #include "training/decisions.h"
 #include "training/plan/fit.h"
 
@@ -39,11 +38,15 @@ ResolvedConfig resolve_here(const Config& given, int ranks, int local_ranks) {
         const DecoderSpec spec = spec_of(given, vocab_size_of(given));
         config = resolve(config, spec, dtype);
         const RunShape shape(given, spec, dtype, Recompute::none, ranks);
-        const Choices kept = kept_choices(given.run_dir),
-                      chosen = choose_by_memory(
-                          kept, memory_for_a_rank(device, shape.mesh, local_ranks), shape, device,
-                          given.parallel.zero || kept.zero ? Speeds{}
-                                                           : planned_speeds(shape, device));
+        const Choices kept = kept_choices(given.run_dir);
+        const uint64_t available = memory_for_a_rank(device, shape.mesh, local_ranks);
+        const bool keeps = kept_fit(kept, available, shape, device).has_value();
+        if (!keeps && weighs_speeds(shape))
+            resolved.notes.emplace_back(
+                "parallel.zero is chosen for a link whose speed is assumed; a run measures its "
+                "own");
+        const Choices chosen = choose_by_memory(kept, available, shape, device,
+                                                keeps ? Speeds{} : planned_speeds(shape, device));
         config.batch.micro_batch = chosen.micro_batch;
         config.precision.recompute = recompute_from(chosen.recompute);
         config.parallel.zero = chosen.zero;

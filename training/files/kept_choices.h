@@ -11,7 +11,7 @@ namespace train_gpt {
 struct Choices {
     int micro_batch = 0;  // sequences, even if batch.micro_batch gives them; 0: not chosen yet
     std::string recompute = {};    // the level that `auto` stands for; empty: not chosen yet
-    std::optional<int> zero = {};  // the stage that `auto` stands for; nothing: not chosen yet
+    std::optional<int> zero = {};  // of ZeRO, even if parallel.zero gives it; nothing: not chosen
     std::string platform = {};     // kernel_platform() where the kernels were chosen
     std::string kernels = {};      // kernel_choices()
 };

@@ -91,7 +91,12 @@ uint64_t memory_for_a_rank(const Device& device, const MeshLayout& mesh, int loc
     return available - std::min(available, of_axis * std::max(0, axes_of(mesh) - 1));
 }
 
+bool weighs_speeds(const RunShape& shape) {
+    return !shape.config.parallel.zero && sharding_of(shape, 0).is_split();
+}
+
 Speeds planned_speeds(const RunShape& shape, const Device& device) {
+    if (!weighs_speeds(shape)) return {};
     constexpr double nvlink = 300e9, network = 40e9, shared_memory = 5e9;
     constexpr int gpus_of_a_node = 8;
     return {.flops = measure_peak_flops(device, shape.dtype, kernel_settings(shape.config)),
@@ -165,19 +170,25 @@ Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
     return *best;
 }
 
-Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape& shape,
-                         const Device& device, const Speeds& speeds) {
+std::optional<Fit> kept_fit(const Choices& kept, uint64_t available, const RunShape& shape,
+                            const Device& device) {
     RunShape as_kept = shape;
     Config& config = as_kept.config;
     if (config.batch.micro_batch == 0) config.batch.micro_batch = kept.micro_batch;
     if (config.precision.recompute.is_auto() && !kept.recompute.empty())
         config.precision.recompute = recompute_from(kept.recompute);
-    if (!config.parallel.zero) config.parallel.zero = kept.zero;
-    const bool serves =
+    if (!config.parallel.zero && kept.zero > 0) config.parallel.zero = kept.zero;
+    const bool feeds =
         config.batch.micro_batch == 0 || can_feed(config, shape.mesh.size(Axis::data));
-    Fit fit;
-    if (serves) fit = fit_into(available, as_kept, device, speeds);
-    if (!serves || fit.bytes > available) fit = fit_into(available, shape, device, speeds);
+    if (!feeds || weighs_speeds(as_kept)) return {};
+    const Fit fit = fit_into(available, as_kept, device);
+    return fit.bytes <= available ? std::optional(fit) : std::nullopt;
+}
+
+Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape& shape,
+                         const Device& device, const Speeds& speeds) {
+    const std::optional<Fit> as_kept = kept_fit(kept, available, shape, device);
+    const Fit fit = as_kept ? *as_kept : fit_into(available, shape, device, speeds);
     return {.micro_batch = fit.micro_batch, .recompute = name_of(fit.recompute), .zero = fit.zero};
 }
 

@@ -1,6 +1,7 @@
 // How a run is divided so that it fits into memory and is fast: what the configuration leaves open.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "device/device.h"
@@ -12,8 +13,8 @@ namespace train_gpt {
 
 /// The bytes of memory that a rank of the mesh may take. On the CPU, local_ranks ranks share the
 /// machine's memory. On a GPU, the rank has what is free, except 256 MiB for each axis of the mesh
-/// after the first one: NCCL may choose an algorithm that it has not connected
-/// (parallel/first_collectives.h).
+/// after the first one (replicas and shards are two): NCCL may choose an algorithm that it has not
+/// connected (parallel/first_collectives.h).
 uint64_t memory_for_a_rank(const Device& device, const MeshLayout& mesh, int local_ranks = 1);
 
 /// What the time of a step depends on, beside the run's shape.
@@ -22,8 +23,11 @@ struct Speeds {
     double link = 0;   // bytes per second that a rank sends along the data axis
 };
 
-/// Speeds for a plan: those of the products are measured here, and the link is assumed: 300 GB/s
-/// for up to 8 GPUs (NVLink), 40 GB/s for more (a network of 400 Gb/s for each), 5 GB/s for CPUs.
+/// Whether speeds decide: parallel.zero is "auto", and several ranks share the state.
+bool weighs_speeds(const RunShape& shape);
+/// Speeds for a plan, if they decide: those of the products are measured here, and the link is
+/// assumed: 300 GB/s for up to 8 GPUs (NVLink), 40 GB/s for more (a network of 400 Gb/s for each),
+/// 5 GB/s for CPUs.
 Speeds planned_speeds(const RunShape& shape, const Device& device);
 
 /// How a step is divided.
@@ -53,8 +57,12 @@ struct Fit {
 Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
              const Speeds& speeds = {});
 
-/// The choices that depend on memory, and only these, for a run that starts or resumes here: those
-/// of `kept` where they still divide a step, feed all ranks and fit, else those of fit_into().
+/// The choices of `kept` for what the configuration leaves open, if they still divide a step, feed
+/// all ranks and fit. What `kept` lacks is chosen, unless that needs speeds.
+std::optional<Fit> kept_fit(const Choices& kept, uint64_t available, const RunShape& shape,
+                            const Device& device);
+/// The choices that depend on memory, and only these, for a run that starts or resumes here: of
+/// kept_fit(), else those of fit_into().
 Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape& shape,
                          const Device& device, const Speeds& speeds = {});
 /// The shape with these choices.

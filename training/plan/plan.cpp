@@ -2,17 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "base/error.h"
 #include "base/formatted.h"
-#include "base/printable.h"
 #include "model/families/family.h"
 #include "parallel/group_ctas.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/config_text.h"
-#include "training/config/feeding.h"
-#include "training/config/micro_batches.h"
 #include "training/data_use.h"
 #include "training/plan/fit.h"
 #include "training/plan/pipeline_plan.h"
@@ -150,8 +146,9 @@ namespace {
 /// Which stage of ZeRO was chosen, and for which speed of the link; empty if it is given.
 std::string stage_text(const Config& given, const Fit& fit, const Speeds& speeds) {
     if (given.parallel.zero) return "";
-    return concat(", parallel.zero = ", fit.zero, " (for a link of ",
-                  formatted("%.0f", speeds.link / 1e9),
+    const std::string stage = concat(", parallel.zero = ", fit.zero);
+    if (speeds.link == 0) return stage;
+    return concat(stage, " (for a link of ", formatted("%.0f", speeds.link / 1e9),
                   " GB/s, which is assumed; a run measures its own)");
 }
 
@@ -164,7 +161,7 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
     const RunShape asked(given, spec, resolve_dtype(given.precision.dtype, device), Recompute::none,
                          world);
     const uint64_t available = memory_for_a_rank(device, asked.mesh);
-    const Speeds speeds = given.parallel.zero ? Speeds{} : planned_speeds(asked, device);
+    const Speeds speeds = planned_speeds(asked, device);
     const Fit fit = fit_into(available, asked, device, speeds);
     const RunShape shape = with_choices(asked, fit);
 
@@ -196,7 +193,7 @@ std::string planned_picture(const Config& given, const Device& device, int world
             "or more");
     const RunShape asked(given, spec_of(given, vocab_size_of(given)),
                          resolve_dtype(given.precision.dtype, device), Recompute::none, world);
-    const Speeds speeds = given.parallel.zero ? Speeds{} : planned_speeds(asked, device);
+    const Speeds speeds = planned_speeds(asked, device);
     const RunShape shape =
         with_choices(asked, fit_into(memory_for_a_rank(device, asked.mesh), asked, device, speeds));
     return planned_picture(shape, memory_of_stages(shape, device));
