@@ -37,7 +37,8 @@ if ! "$c" -std=c++20 "$folder/version.cpp" -o "$folder/version" -ldl ||
     exit 1
 fi
 
-export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}:$cuda_home/lib64$(cudnn_folders | sed 's|.*|:&/lib|' | tr -d '\n')
+LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}:$cuda_home/lib64$(cudnn_folders | sed 's|.*|:&/lib|' | tr -d '\n')
+export LD_LIBRARY_PATH
 version=$("$folder/version")
 [ "$version" -ge 90800 ] || skip "they need cuDNN 9.8 or newer, and here is $([ "$version" = 0 ] && echo none || echo "$version")"
 echo "asking cuDNN $version"
