@@ -107,6 +107,7 @@ void train_steps(Run& run) {
         const Run::Pause pause = run.next_pause();
         const bool gradients_finite = run.settle(pause.any());
         if (!gradients_finite) break;
+        if (run.went_back()) continue;
         if (pause.any()) {
             run.begin_pause(pause);
             if (pause.evaluates && !run.evaluate()) break;
@@ -221,6 +222,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     Run run({start, folder, loader, watch, profile, trace, reports}, line.stop_at);
     run.evaluate_at_start();
     try {
+        run.choose_first_grids();
         train_steps(run);
     } catch (const std::exception& error) {
         run.rescue(message_of(error));

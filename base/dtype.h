@@ -10,11 +10,12 @@ enum class DType : uint8_t {
     fp32,
     bf16,
     int32,
+    int64,
     fp64
-};  // fp64: only for collectives; no kernel takes it
+};  // int64 and fp64: only for collectives and sums
 
 constexpr size_t size_of(DType dtype) {
-    return dtype == DType::bf16 ? 2 : dtype == DType::fp64 ? 8 : 4;
+    return dtype == DType::bf16 ? 2 : dtype == DType::fp64 || dtype == DType::int64 ? 8 : 4;
 }
 constexpr const char* name_of(DType dtype) {
     switch (dtype) {
@@ -24,6 +25,8 @@ constexpr const char* name_of(DType dtype) {
             return "bf16";
         case DType::int32:
             return "int32";
+        case DType::int64:
+            return "int64";
         case DType::fp64:
             break;
     }
@@ -55,6 +58,8 @@ template <>
 inline constexpr DType dtype_of<bf16> = DType::bf16;
 template <>
 inline constexpr DType dtype_of<int32_t> = DType::int32;
+template <>
+inline constexpr DType dtype_of<int64_t> = DType::int64;
 template <>
 inline constexpr DType dtype_of<double> = DType::fp64;
 

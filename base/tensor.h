@@ -60,6 +60,8 @@ struct Tensor {
     }
 };
 
+struct ExactRows;  // kernels/exact_sums.h
+
 /// The destination of a weight gradient, provided by parallel/; kernels write weight gradients
 /// nowhere else. It has the layout of the weight. accumulate = false (the first micro-batch of a
 /// step) overwrites every element that the kernel computes. A default sink stands for an absent
@@ -68,6 +70,9 @@ struct GradientSink {
     void* data = nullptr;
     DType dtype = DType::fp32;
     bool accumulate = false;
+    /// Set: the rows of the gradient are rounded and added as integers. Only embedding_backward()
+    /// takes such a sink. `data` are the sums, int32.
+    const ExactRows* exact = nullptr;
 
     explicit operator bool() const { return data != nullptr; }
 };

@@ -132,10 +132,20 @@ TrainLoader::TrainLoader(const std::vector<TrainSource>& sources, const LoaderOp
         slots_[i].doc_start = {base + 2 * n, n};
         slots_[i].sources = {base + 3 * n, B};
     }
-    thread_ = std::thread([this] { prefetch_loop(); });
+    start(0);
 }
 
-TrainLoader::~TrainLoader() {
+TrainLoader::~TrainLoader() { stop(); }
+
+/// The next micro-batch is number `first` of this rank. No thread is running.
+void TrainLoader::start(int64_t first) {
+    produced_ = consumed_ = first;
+    stop_ = holding_ = false;
+    failure_ = nullptr;
+    thread_ = std::thread([this, first] { prefetch_loop(first); });
+}
+
+void TrainLoader::stop() {
     {
         const std::lock_guard lock(mutex_);
         stop_ = true;
@@ -144,9 +154,14 @@ TrainLoader::~TrainLoader() {
     thread_.join();
 }
 
-void TrainLoader::prefetch_loop() {
+void TrainLoader::seek(int64_t step) {
+    stop();
+    start(step * rank_micro_batches_);
+}
+
+void TrainLoader::prefetch_loop(int64_t first) {
     const auto slots = static_cast<int64_t>(slots_.size());
-    for (int64_t number = 0;; ++number) {
+    for (int64_t number = first;; ++number) {
         {
             std::unique_lock lock(mutex_);
             consumed_changed_.wait(lock, [&] { return stop_ || number - consumed_ < slots; });

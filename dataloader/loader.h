@@ -91,6 +91,9 @@ class TrainLoader {
     /// the micro-batches before it.
     const HostBatch& next();
 
+    /// next() continues with the first micro-batch of a step, counted as in next()'s order from 0.
+    void seek(int64_t step);
+
     /// This rank's micro-batches per step.
     int micro_batches() const { return rank_micro_batches_; }
     /// Micro-batches per step of the rank that has the most.
@@ -108,7 +111,9 @@ class TrainLoader {
         int64_t order_epoch = 0;
     };
 
-    void prefetch_loop();
+    void start(int64_t first);
+    void stop();
+    void prefetch_loop(int64_t first);
     void fill(int64_t number, size_t slot);
     void read_window(Source& source, int64_t sample);
 

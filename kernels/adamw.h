@@ -35,6 +35,10 @@ struct StepState {
     // Sticky: set when a norm was not finite. AdamW then changes nothing.
     int32_t stop = 0;
     int32_t bad_segment = -1;  // the first sum with which the norm was not finite
+    // Sticky until the host clears it: exact sums overflowed, so that the step is computed again.
+    // AdamW changes nothing until then.
+    int32_t overflow = 0;
+    int64_t lost = 0;  // elements of gradients that exact sums rounded to 0
 };
 
 /// norm = scale·√Σ sums (added in a fixed order, in double); sums [n], one of each tensor.

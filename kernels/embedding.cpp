@@ -1,10 +1,14 @@
 #include "kernels/embedding.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include <omp.h>
 
 #include "device/profile.h"
+#include "kernels/exact_math.h"
+#include "kernels/exact_sums.h"
 #include "kernels/lanes.h"
 
 namespace train_gpt {
@@ -75,6 +79,64 @@ void backward_part(const EmbeddingBackward& args, int64_t first_column, int64_t 
     }
 }
 
+/// The rows of dout of each token in the sink's range: ascending tokens, and rows in order.
+std::vector<std::pair<int64_t, int64_t>> sorted_rows(const EmbeddingBackward& args) {
+    std::vector<std::pair<int64_t, int64_t>> sorted;
+    for (int64_t row = 0; row < args.dout.rows(); ++row)
+        if (const int64_t token = args.tokens[row] - args.first_token;
+            token >= 0 && token < args.vocab_rows)
+            sorted.emplace_back(token, row);
+    std::ranges::sort(sorted);
+    return sorted;
+}
+
+/// Rounds sums[n], and adds them to the row of the sink. Returns the largest of their bits.
+uint32_t add_rounded(int32_t* sink, const float* sums, int64_t n, float inverse, bool looks_only) {
+    uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t c = 0; c < n; ++c) largest = std::max(largest, magnitude_bits(sums[c]));
+    if (looks_only) return largest;
+    auto* const to = reinterpret_cast<uint32_t*>(sink);
+#pragma omp simd
+    for (int64_t c = 0; c < n; ++c)
+        to[c] += static_cast<uint32_t>(rounded_to_grid(sums[c], inverse));
+    return largest;
+}
+
+/// dw in integers. A thread takes one token at a time, with all of its rows.
+template <class T>
+void exact_backward(const EmbeddingBackward& args) {
+    const ExactRows& exact = *args.dw.exact;
+    const int64_t C = args.dout.cols();
+    auto* const dw = static_cast<int32_t*>(args.dw.data);
+    const float inverse = power_of_two(-*exact.exponent);
+    if (!args.dw.accumulate && !exact.looks_only) {
+#pragma omp parallel for schedule(static)
+        for (int64_t row = 0; row < args.vocab_rows; ++row) std::fill_n(dw + row * C, C, 0);
+    }
+    const auto sorted = sorted_rows(args);
+    std::vector<size_t> first_of_run;
+    for (size_t i = 0; i < sorted.size(); ++i)
+        if (i == 0 || sorted[i].first != sorted[i - 1].first) first_of_run.push_back(i);
+    const size_t runs = first_of_run.size();
+    first_of_run.push_back(sorted.size());
+    uint32_t largest = *exact.largest;
+#pragma omp parallel reduction(max : largest)
+    {
+        std::vector<float> sums(static_cast<size_t>(C));
+#pragma omp for schedule(dynamic, 8)
+        for (size_t run = 0; run < runs; ++run) {
+            std::ranges::fill(sums, 0.0f);
+            const int64_t token = sorted[first_of_run[run]].first;
+            for (size_t i = first_of_run[run]; i < first_of_run[run + 1]; ++i)
+                add_row(sums.data(), args.dout.as<T>() + sorted[i].second * C, C);
+            largest = std::max(
+                largest, add_rounded(dw + token * C, sums.data(), C, inverse, exact.looks_only));
+        }
+    }
+    *exact.largest = largest;
+}
+
 }  // namespace
 
 void embedding_forward(Stream& stream, const EmbeddingForward& args) {
@@ -83,11 +145,18 @@ void embedding_forward(Stream& stream, const EmbeddingForward& args) {
     with_float_type(args.out.dtype, [&](auto type) { forward<decltype(type)>(args); });
 }
 
-void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
-    const Profiled profiled(stream, cost_of(args));
-    TRAIN_GPT_ON_CUDA(stream.device, embedding_backward(stream, args));
-    assert(args.dw.dtype == DType::fp32 && args.dpositions.dtype == DType::fp32);
-    assert(!args.dw || args.vocab_rows > 0);
+void embedding_backward(Stream& stream, const EmbeddingBackward& all) {
+    const Profiled profiled(stream, cost_of(all));
+    TRAIN_GPT_ON_CUDA(stream.device, embedding_backward(stream, all));
+    assert(all.dpositions.dtype == DType::fp32 && !all.dpositions.exact);
+    assert(all.dw.dtype == (all.dw.exact ? DType::int32 : DType::fp32));
+    assert(!all.dw || all.vocab_rows > 0);
+    EmbeddingBackward args = all;
+    if (all.dw.exact) {
+        with_float_type(all.dout.dtype, [&](auto type) { exact_backward<decltype(type)>(all); });
+        args.dw = {};
+        if (!args.dpositions) return;
+    }
     // Slicing only the columns wastes no visits: a thread adds every row that it visits. The rows
     // are divided as well only if there are more threads than slices of at least min_slice columns,
     // in whole cache lines.

@@ -2,7 +2,9 @@
 
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
+#include "kernels/cuda_exact.cuh"
 #include "kernels/embedding.h"
+#include "kernels/exact_sums.h"
 
 namespace train_gpt::cuda {
 
@@ -109,11 +111,87 @@ __global__ void __launch_bounds__(threads)
     rows[i] = static_cast<int32_t>(i % B * T + i / B);
 }
 
+/// A gradient in fp32, to which sums of rows are added.
+struct FloatSums {
+    float* data;
+
+    template <int width>
+    struct Before {
+        float values[width] = {};
+    };
+    template <int width>
+    __device__ __forceinline__ Before<width> read(int64_t at) const {
+        Before<width> before;
+        load(before.values, data + at);
+        return before;
+    }
+    template <int width>
+    __device__ __forceinline__ void add(int64_t at, Before<width> before,
+                                        const float (&sum)[width]) {
+#pragma unroll
+        for (int k = 0; k < width; ++k) before.values[k] += sum[k];
+        store(data + at, before.values);
+    }
+    __device__ __forceinline__ void finish() {}
+};
+
+/// A gradient in integers (ExactRows).
+struct IntegerSums {
+    int32_t* data;
+    ExactRows exact;
+    float inverse = 0;     // of the grid, from begin()
+    uint32_t largest = 0;  // of this thread
+
+    template <int width>
+    struct Before {
+        int32_t values[width] = {};
+    };
+    __device__ __forceinline__ void begin() { inverse = power_of_two(-*exact.exponent); }
+    template <int width>
+    __device__ __forceinline__ Before<width> read(int64_t at) const {
+        Before<width> before;
+        if (exact.looks_only) return before;
+        if constexpr (width == 1) {
+            before.values[0] = data[at];
+        } else {
+            const Pack<int32_t> pack = Pack<int32_t>::load(data + at);
+#pragma unroll
+            for (int k = 0; k < width; ++k) before.values[k] = pack[k];
+        }
+        return before;
+    }
+    template <int width>
+    __device__ __forceinline__ void add(int64_t at, Before<width> before,
+                                        const float (&sum)[width]) {
+#pragma unroll
+        for (int k = 0; k < width; ++k) {
+            largest = max(largest, magnitude_bits(sum[k]));
+            before.values[k] = wrapped_sum(before.values[k], rounded_on_device(sum[k], inverse));
+        }
+        if (exact.looks_only) return;
+        if constexpr (width == 1) {
+            data[at] = before.values[0];
+        } else {
+            Pack<int32_t> pack;
+#pragma unroll
+            for (int k = 0; k < width; ++k) pack[k] = before.values[k];
+            pack.store(data + at);
+        }
+    }
+    /// Called by all threads of a warp.
+    __device__ __forceinline__ void finish() {
+        largest = __reduce_max_sync(0xffffffffu, largest);
+        if (threadIdx.x % warp_size == 0 && largest > 0) atomicMax(exact.largest, largest);
+    }
+};
+__device__ __forceinline__ void begin(FloatSums&) {}
+__device__ __forceinline__ void begin(IntegerSums& sums) { sums.begin(); }
+
 /// Row of the sink += Σ rows of the run, for runs of up to 32 rows. The warp of position i of the
 /// sorted rows does this if a run begins there.
-template <class T, int width>
+template <class T, int width, class Sums>
 __global__ void __launch_bounds__(threads)
-    add_short_runs(float* sink, const T* dout, SortedRows sorted, int64_t C) {
+    add_short_runs(Sums sums, const T* dout, SortedRows sorted, int64_t C) {
     const int64_t first = (int64_t{blockIdx.x} * threads + threadIdx.x) / warp_size;
     if (first >= sorted.n) return;
     const uint32_t key = sorted.keys[first];
@@ -128,11 +206,13 @@ __global__ void __launch_bounds__(threads)
     const int count = 1 + __popc(following);
     const int32_t lanes_row = lane < count ? sorted.rows[first + lane] : 0;
 
+    begin(sums);
     for (int64_t start = 0; start < C; start += warp_size * width) {
         const int64_t c = start + lane * width;
         const bool inside = c < C;
-        float total[width] = {}, sum[width] = {}, values[width] = {};
-        if (inside) load(total, sink + sink_row * C + c);
+        float sum[width] = {}, values[width] = {};
+        typename Sums::template Before<width> before;
+        if (inside) before = sums.template read<width>(sink_row * C + c);
 #pragma unroll 4
         for (int i = 0; i < count; ++i) {
             const int64_t row = __shfl_sync(0xffffffffu, lanes_row, i);
@@ -140,10 +220,9 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
             for (int k = 0; k < width; ++k) sum[k] += values[k];
         }
-#pragma unroll
-        for (int k = 0; k < width; ++k) total[k] += sum[k];
-        if (inside) store(sink + sink_row * C + c, total);
+        if (inside) sums.template add<width>(sink_row * C + c, before, sum);
     }
+    sums.finish();
 }
 
 constexpr int long_threads = 512, long_warps = long_threads / warp_size, slice = 64;
@@ -180,12 +259,13 @@ __device__ Run long_run_at(const SortedRows& sorted, int64_t position) {
 /// Row of the sink += Σ rows of the run, for runs of more than 32 rows and `slice` columns. A block
 /// looks for runs at 16 multiples of 32. A run's rows are dealt round-robin to rows_at_once groups
 /// of threads, whose sums are then added in order.
-template <class T, int width>
+template <class T, int width, class Sums>
 __global__ void __launch_bounds__(long_threads)
-    add_long_runs(float* sink, const T* dout, SortedRows sorted, int64_t C) {
+    add_long_runs(Sums sink, const T* dout, SortedRows sorted, int64_t C) {
     constexpr int lanes = slice / width, rows_at_once = long_threads / lanes;
     __shared__ Run runs[long_warps];
     __shared__ float sums[rows_at_once][slice];
+    begin(sink);
     const int thread = static_cast<int>(threadIdx.x), warp = thread / warp_size;
     const int64_t position = (int64_t{blockIdx.x} * long_warps + warp) * warp_size;
     const Run own = position < sorted.n ? long_run_at(sorted, position) : Run{};
@@ -210,21 +290,26 @@ __global__ void __launch_bounds__(long_threads)
         for (int k = 0; k < width; ++k) sums[thread / lanes][thread % lanes * width + k] = sum[k];
         __syncthreads();
         if (thread < slice && first_column + thread < C) {
-            float total = 0;
-            for (int row = 0; row < rows_at_once; ++row) total += sums[row][thread];
-            sink[run.sink_row * C + first_column + thread] += total;
+            float total[1] = {};
+            for (int row = 0; row < rows_at_once; ++row) total[0] += sums[row][thread];
+            const int64_t at = run.sink_row * C + first_column + thread;
+            sink.template add<1>(at, sink.template read<1>(at), total);
         }
         __syncthreads();
     }
+    sink.finish();
 }
 
-template <class T>
-void add_runs(Stream& stream, float* sink, const T* dout, const SortedRows& sorted, int64_t C) {
-    // Short runs are mostly single rows: the fp32 sink is most of the traffic, so a thread takes 16
+template <class Sums, class T>
+void add_runs(Stream& stream, const Sums& sink, const T* dout, const SortedRows& sorted,
+              int64_t C) {
+    // Short runs are mostly single rows: the sink is most of the traffic, so a thread takes 16
     // bytes of the sink.
-    const bool packed = C % Pack<T>::size == 0 && aligned(sink, dout);
-    const auto short_runs = packed ? add_short_runs<T, Pack<float>::size> : add_short_runs<T, 1>;
-    const auto long_runs = packed ? add_long_runs<T, Pack<T>::size> : add_long_runs<T, 1>;
+    const bool packed = C % Pack<T>::size == 0 && aligned(sink.data, dout);
+    const auto short_runs =
+        packed ? add_short_runs<T, Pack<float>::size, Sums> : add_short_runs<T, 1, Sums>;
+    const auto long_runs =
+        packed ? add_long_runs<T, Pack<T>::size, Sums> : add_long_runs<T, 1, Sums>;
     const auto blocks = static_cast<unsigned>(ceil_div<int64_t>(sorted.n, threads / warp_size));
     short_runs<<<blocks, threads, 0, stream_of(stream)>>>(sink, dout, sorted, C);
     CUDA_CHECK_LAUNCH();
@@ -290,7 +375,8 @@ void embedding_forward(Stream& stream, const EmbeddingForward& args) {
 }
 
 void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
-    assert(args.dw.dtype == DType::fp32 && args.dpositions.dtype == DType::fp32);
+    assert(args.dpositions.dtype == DType::fp32 && !args.dpositions.exact);
+    assert(args.dw.dtype == (args.dw.exact ? DType::int32 : DType::fp32));
     const int64_t n = args.dout.rows(), C = args.dout.cols();
     const int T_ = static_cast<int>(args.dout.shape[args.dout.rank - 2]);
     Scratch scratch(n);
@@ -306,8 +392,12 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
     const auto add_to = [&](const GradientSink& sink, const SortedRows& rows) {
         with_element_type(args.dout.dtype, [&](auto type) {
             using T = decltype(type);
-            add_runs<T>(stream, static_cast<float*>(sink.data),
-                        static_cast<const T*>(args.dout.data), rows, C);
+            const T* const dout = static_cast<const T*>(args.dout.data);
+            if (sink.exact)
+                add_runs(stream, IntegerSums{static_cast<int32_t*>(sink.data), *sink.exact}, dout,
+                         rows, C);
+            else
+                add_runs(stream, FloatSums{static_cast<float*>(sink.data)}, dout, rows, C);
         });
     };
     const auto clear = [&](const GradientSink& sink, int64_t rows) {
@@ -316,7 +406,8 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
     };
 
     if (args.dw) {
-        if (!args.dw.accumulate) clear(args.dw, args.vocab_rows);
+        if (!args.dw.accumulate && !(args.dw.exact && args.dw.exact->looks_only))
+            clear(args.dw, args.vocab_rows);
         number_rows<<<blocks, threads, 0, stream_of(stream)>>>(nullptr, scratch.rows(memory),
                                                                nullptr, n, T_);
         CUDA_CHECK_LAUNCH();

@@ -28,7 +28,7 @@ void embedding_forward(Stream& stream, const EmbeddingForward& args);
 /// batch. A sink that does not accumulate gets every row written, with zeros for tokens and
 /// positions that do not occur. Either sink may be absent. Only the tokens in [first_token,
 /// first_token + vocab_rows) count. The order of additions is fixed by the tokens, not by the
-/// thread count.
+/// thread count. If dw is exact (ExactRows), each sum of rows is rounded once and added to dw's.
 struct EmbeddingBackward {
     GradientSink dw, dpositions;  // [vocab_rows, C], [n_ctx, C]
     Tensor dout;                  // [B, T, C]

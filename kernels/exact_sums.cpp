@@ -27,16 +27,21 @@ Cost cost_of(std::span<const ExactNormSegment> segments) {
     return {"exact_norm", sizeof(int32_t) * n, 0};
 }
 
+/// Returns how many elements that are not 0 have become 0.
 template <bool accumulate>
-void round_block(int32_t* sums, const float* g, int64_t n, float inverse) {
-#pragma omp simd
+int64_t round_block(int32_t* sums, const float* g, int64_t n, float inverse) {
+    int32_t lost = 0;
+#pragma omp simd reduction(+ : lost)
     for (int64_t i = 0; i < n; ++i) {
-        const int32_t q = rounded_to_grid(g[i], inverse);
+        const float x = g[i];
+        const int32_t q = rounded_to_grid(x, inverse);
+        lost += q == 0 && x != 0 ? 1 : 0;
         sums[i] =
             accumulate
                 ? static_cast<int32_t>(static_cast<uint32_t>(sums[i]) + static_cast<uint32_t>(q))
                 : q;
     }
+    return lost;
 }
 
 /// The largest of the bits of |g|, which are ordered as the numbers are, with NaN after ∞.
@@ -61,11 +66,21 @@ void round_and_add(Stream& stream, std::span<const ExactSegment> segments) {
 #pragma omp atomic
             *segment.not_finite += 1;
         }
-        if (segment.accumulate)
-            round_block<true>(segment.sums + first, g, count, inverse);
-        else
-            round_block<false>(segment.sums + first, g, count, inverse);
+        int32_t* const sums = segment.sums + first;
+        const int64_t lost = segment.accumulate ? round_block<true>(sums, g, count, inverse)
+                                                : round_block<false>(sums, g, count, inverse);
+#pragma omp atomic
+        *segment.lost += lost;
     });
+}
+
+void count_largest(Stream& stream, const LargestRow& row) {
+    TRAIN_GPT_ON_CUDA(stream.device, count_largest(stream, row));
+    const float largest = std::bit_cast<float>(*row.largest);
+    const int64_t units = grid_units(largest, power_of_two(-*row.exponent));
+    for (int64_t b = 0; b < row.blocks; ++b) row.maxima[b] += units;
+    if (*row.largest >= infinity_bits) ++*row.not_finite;
+    *row.largest = 0;
 }
 
 void add_integers(Stream& stream, int32_t* sums, const int32_t* added, int64_t n, bool accumulate) {
@@ -119,19 +134,17 @@ void find_overflow(Stream& stream, int32_t* overflow, const int64_t* maxima, int
         *overflow = 1;
 }
 
-void update_grids(Stream& stream, int32_t* exponents, const int64_t* maxima,
-                  std::span<const TensorGrids> tensors, int64_t contributions,
-                  const int32_t* overflow) {
-    TRAIN_GPT_ON_CUDA(stream.device,
-                      update_grids(stream, exponents, maxima, tensors, contributions, overflow));
-    const int headroom = headroom_bits(contributions);
-    for (const TensorGrids& tensor : tensors) {
-        int64_t most = 0;
-        for (int64_t b = tensor.first; tensor.one_grid && b < tensor.first + tensor.blocks; ++b)
-            most = std::max(most, maxima[b]);
-        for (int64_t b = tensor.first; b < tensor.first + tensor.blocks; ++b)
-            exponents[b] = next_exponent(exponents[b], tensor.one_grid ? most : maxima[b], headroom,
-                                         *overflow != 0);
+void update_grids(Stream& stream, const GridUpdate& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, update_grids(stream, args));
+    if (*args.stale != 0) return;
+    const int headroom = headroom_bits(args.contributions);
+    for (const TensorGrids& tensor : args.tensors) {
+        const int64_t* const maxima = args.maxima + tensor.first;
+        const int64_t most = *std::max_element(maxima, maxima + tensor.blocks);
+        for (int64_t b = 0; b < tensor.blocks; ++b) {
+            int32_t& e = args.exponents[tensor.first + b];
+            e = next_exponent(e, tensor.one_grid ? most : maxima[b], headroom, *args.overflow != 0);
+        }
     }
 }
 

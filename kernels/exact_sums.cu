@@ -3,6 +3,7 @@
 
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
+#include "kernels/cuda_exact.cuh"
 #include "kernels/cuda_segments.cuh"
 #include "kernels/exact_math.h"
 #include "kernels/exact_sums.h"
@@ -26,17 +27,8 @@ __device__ __forceinline__ uint32_t block_max(uint32_t value, uint32_t* shared) 
     return largest;
 }
 
-/// ⌊x · inverse⌉, ties to even, and within int32.
-__device__ __forceinline__ int32_t rounded_on_device(float x, float inverse) {
-    return __float2int_rn(fminf(fmaxf(x * inverse, -largest_rounded), largest_rounded));
-}
-
 __device__ __forceinline__ void atomic_add(int64_t* to, int64_t value) {
     atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
-}
-
-__device__ __forceinline__ int32_t wrapped_sum(int32_t a, int32_t b) {
-    return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
 }
 
 /// Reads a micro-batch's gradient once; reads sums, if they are added to, and writes them.
@@ -52,7 +44,7 @@ __global__ void __launch_bounds__(threads)
     const bool accumulate = segment.accumulate;
     const int in_packs = packed(range.count, g, sums), thread = static_cast<int>(threadIdx.x);
 
-    uint32_t largest = 0;
+    uint32_t largest = 0, lost = 0;
 #pragma unroll
     for (int k = 0; k < norm_block / (4 * threads); ++k) {
         const int i = (k * threads + thread) * 4;
@@ -62,15 +54,22 @@ __global__ void __launch_bounds__(threads)
         if (accumulate) out = Pack<int32_t>::load(sums + i);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
+            const int32_t q = rounded_on_device(in[j], inverse);
             largest = max(largest, magnitude_bits(in[j]));
-            out[j] = wrapped_sum(out[j], rounded_on_device(in[j], inverse));
+            lost += q == 0 && in[j] != 0;
+            out[j] = wrapped_sum(out[j], q);
         }
         out.store(sums + i);
     }
     for (int i = in_packs + thread; i < range.count; i += threads) {
-        largest = max(largest, magnitude_bits(g[i]));
-        sums[i] = wrapped_sum(accumulate ? sums[i] : 0, rounded_on_device(g[i], inverse));
+        const float x = g[i];
+        const int32_t q = rounded_on_device(x, inverse);
+        largest = max(largest, magnitude_bits(x));
+        lost += q == 0 && x != 0;
+        sums[i] = wrapped_sum(accumulate ? sums[i] : 0, q);
     }
+    lost = __reduce_add_sync(0xffffffffu, lost);
+    if (thread % warp_size == 0 && lost > 0) atomic_add(segment.lost, lost);
     largest = block_max(largest, shared);
     if (thread > 0) return;
     segment.maxima[block] += grid_units(__uint_as_float(largest), inverse);
@@ -89,6 +88,15 @@ __global__ void __launch_bounds__(threads)
     largest = block_max(largest, shared);
     float& so_far = segment.largest[range.first / norm_block];
     if (threadIdx.x == 0) so_far = fmaxf(so_far, __uint_as_float(largest));
+}
+
+__global__ void __launch_bounds__(threads) add_largest(const LargestRow row) {
+    const uint32_t bits = *row.largest;
+    const int64_t units = grid_units(__uint_as_float(bits), power_of_two(-*row.exponent));
+    const int64_t all = int64_t{gridDim.x} * threads;
+    const int64_t first = int64_t{blockIdx.x} * threads + threadIdx.x;
+    for (int64_t b = first; b < row.blocks; b += all) row.maxima[b] += units;
+    if (first == 0 && bits >= infinity_bits) *row.not_finite += 1;
 }
 
 __global__ void __launch_bounds__(threads)
@@ -169,7 +177,8 @@ __global__ void __launch_bounds__(threads)
 
 __global__ void __launch_bounds__(threads)
     choose_next(int32_t* exponents, const int64_t* maxima, const __grid_constant__ Tensors tensors,
-                int headroom, const int32_t* overflow) {
+                int headroom, const int32_t* overflow, const int32_t* stale) {
+    if (*stale != 0) return;
     __shared__ uint32_t shared[threads / warp_size];
     const TensorGrids& tensor = tensors.of[blockIdx.x];
     const bool overflows = *overflow != 0;
@@ -233,6 +242,13 @@ __global__ void __launch_bounds__(threads)
                                 : static_cast<double>(totals[t]) * double_power_of_two(scales[t]);
 }
 
+/// Blocks of a kernel whose threads take elements in turns.
+unsigned blocks_for(const Stream& stream, int64_t n) {
+    constexpr int64_t of_multiprocessor = 8;
+    return static_cast<unsigned>(std::min(ceil_div(n, int64_t{threads}),
+                                          of_multiprocessor * limits_of(stream).multiprocessors));
+}
+
 }  // namespace
 
 void round_and_add(Stream& stream, std::span<const ExactSegment> segments) {
@@ -242,13 +258,15 @@ void round_and_add(Stream& stream, std::span<const ExactSegment> segments) {
     });
 }
 
+void count_largest(Stream& stream, const LargestRow& row) {
+    add_largest<<<blocks_for(stream, row.blocks), threads, 0, stream_of(stream)>>>(row);
+    CUDA_CHECK_LAUNCH();
+    CUDA_CHECK(cudaMemsetAsync(row.largest, 0, sizeof *row.largest, stream_of(stream)));
+}
+
 void add_integers(Stream& stream, int32_t* sums, const int32_t* added, int64_t n, bool accumulate) {
     if (n == 0) return;
-    constexpr int64_t blocks_per_multiprocessor = 8;
-    const int64_t blocks = std::min(ceil_div(n, int64_t{threads}),
-                                    blocks_per_multiprocessor * limits_of(stream).multiprocessors);
-    add<<<static_cast<unsigned>(blocks), threads, 0, stream_of(stream)>>>(sums, added, n,
-                                                                          accumulate);
+    add<<<blocks_for(stream, n), threads, 0, stream_of(stream)>>>(sums, added, n, accumulate);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -280,12 +298,11 @@ void find_overflow(Stream& stream, int32_t* overflow, const int64_t* maxima, int
     CUDA_CHECK_LAUNCH();
 }
 
-void update_grids(Stream& stream, int32_t* exponents, const int64_t* maxima,
-                  std::span<const TensorGrids> tensors, int64_t contributions,
-                  const int32_t* overflow) {
-    for_each_group_of_tensors(tensors, [&](const Tensors& some) {
+void update_grids(Stream& stream, const GridUpdate& args) {
+    for_each_group_of_tensors(args.tensors, [&](const Tensors& some) {
         choose_next<<<static_cast<unsigned>(some.count), threads, 0, stream_of(stream)>>>(
-            exponents, maxima, some, headroom_bits(contributions), overflow);
+            args.exponents, args.maxima, some, headroom_bits(args.contributions), args.overflow,
+            args.stale);
         CUDA_CHECK_LAUNCH();
     });
 }

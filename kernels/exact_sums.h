@@ -22,16 +22,36 @@ namespace train_gpt {
 /// for ⌈n / norm_block⌉.
 struct ExactSegment {
     const float* gradient = nullptr;  // of a micro-batch [n]
-    int32_t* sums = nullptr;          // [n]
+    int32_t* sums = nullptr;          // [n]; if nothing is added to, they may be in its place
     int64_t n = 0;
     const int32_t* exponents = nullptr;  // E [blocks]
     int64_t* maxima = nullptr;           // S [blocks]; each call adds to them
     int64_t* not_finite = nullptr;  // of the tensor: each call adds the blocks with NaN or ±∞
+    int64_t* lost = nullptr;        // each call adds the elements with g ≠ 0 and q = 0
     bool accumulate = false;        // sums are added to, instead of overwritten
 };
 /// sums = q, or sums + q modulo 2^32. q of an element that is not finite is undefined, and so are
 /// the sums of a block with S ≥ 2^31. One pass over memory.
 void round_and_add(Stream& stream, std::span<const ExactSegment> segments);
+
+/// What a kernel that computes few rows of a tensor with one grid needs (GradientSink::exact). It
+/// rounds each row when the row is complete, and adds it to the sums.
+struct ExactRows {
+    const int32_t* exponent = nullptr;  // E
+    /// The bits of the largest |g|; the kernel makes them those of a larger one.
+    uint32_t* largest = nullptr;
+    bool looks_only = false;  // the kernel finds the largest |g|, and leaves the sums as they are
+};
+/// After such a kernel: S of each of the tensor's `blocks` blocks grows by min(⌈g / 2^E⌉, 2^40) with
+/// the largest g; if g is not finite, not_finite grows by 1. `largest` becomes 0.
+struct LargestRow {
+    uint32_t* largest = nullptr;
+    const int32_t* exponent = nullptr;
+    int64_t* maxima = nullptr;
+    int64_t blocks = 0;
+    int64_t* not_finite = nullptr;
+};
+void count_largest(Stream& stream, const LargestRow& row);
 
 /// sums[i] = added[i], or sums[i] + added[i] modulo 2^32 if `accumulate`, for i < n.
 void add_integers(Stream& stream, int32_t* sums, const int32_t* added, int64_t n, bool accumulate);
@@ -67,10 +87,16 @@ void find_overflow(Stream& stream, int32_t* overflow, const int64_t* maxima, int
 
 /// Grids for the next step from the sums S of all ranks in this one. A block's grid becomes coarser
 /// by as many bits as its headroom lacks, or finer by one bit, unless there was an overflow. Where
-/// S = 0, the block keeps its grid.
-void update_grids(Stream& stream, int32_t* exponents, const int64_t* maxima,
-                  std::span<const TensorGrids> tensors, int64_t contributions,
-                  const int32_t* overflow);
+/// S = 0, the block keeps its grid. If `stale` is not 0, nothing changes: an earlier step has
+/// overflowed, and this one will be computed again.
+struct GridUpdate {
+    int32_t* exponents = nullptr;
+    const int64_t* maxima = nullptr;
+    std::span<const TensorGrids> tensors = {};
+    int64_t contributions = 1;
+    const int32_t *overflow = nullptr, *stale = nullptr;
+};
+void update_grids(Stream& stream, const GridUpdate& args);
 
 /// A range as in ExactSegment, whose sum of squares is added to its tensor's.
 struct ExactNormSegment {
@@ -94,14 +120,13 @@ void norm_sums(Stream& stream, double* sums, const int64_t* totals, const int32_
 
 namespace cuda {  // exact_sums.cu
 void round_and_add(Stream& stream, std::span<const ExactSegment> segments);
+void count_largest(Stream& stream, const LargestRow& row);
 void add_integers(Stream& stream, int32_t* sums, const int32_t* added, int64_t n, bool accumulate);
 void block_maxima(Stream& stream, std::span<const LargestSegment> segments);
 void first_grids(Stream& stream, int32_t* exponents, const float* largest,
                  std::span<const TensorGrids> tensors, int64_t contributions);
 void find_overflow(Stream& stream, int32_t* overflow, const int64_t* maxima, int64_t blocks);
-void update_grids(Stream& stream, int32_t* exponents, const int64_t* maxima,
-                  std::span<const TensorGrids> tensors, int64_t contributions,
-                  const int32_t* overflow);
+void update_grids(Stream& stream, const GridUpdate& args);
 void norm_scales(Stream& stream, int32_t* scales, const int32_t* exponents,
                  std::span<const TensorGrids> tensors);
 void exact_norm(Stream& stream, std::span<const ExactNormSegment> segments);

@@ -204,13 +204,18 @@ void softmax_backward(Stream& stream, const SoftmaxBackward& args) {
     });
 }
 
-void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
-                     bool accumulate) {
-    TRAIN_GPT_ON_CUDA(stream.device, accumulate_loss(stream, total, losses, n, accumulate));
+double rounded_loss(double x) {
+    constexpr double units = 1 << 20;
+    return std::nearbyint(x * units) / units;
+}
+
+void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n, bool accumulate,
+                     bool exact) {
+    TRAIN_GPT_ON_CUDA(stream.device, accumulate_loss(stream, total, losses, n, accumulate, exact));
     // A few thousand additions: one thread finishes them before an OpenMP team would have started.
     double sum = 0;
     for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(losses[i]);
-    *total = (accumulate ? *total : 0.0) + sum;
+    *total = (accumulate ? *total : 0.0) + (exact ? rounded_loss(sum) : sum);
 }
 
 void accumulate_loss_by_source(Stream& stream, const LossBySource& args) {
@@ -220,7 +225,7 @@ void accumulate_loss_by_source(Stream& stream, const LossBySource& args) {
         double sum = 0;
         for (int64_t t = 0; t < args.T; ++t)
             sum += static_cast<double>(args.losses[b * args.T + t]);
-        args.totals[args.source_of[b]] += sum;
+        args.totals[args.source_of[b]] += args.exact ? rounded_loss(sum) : sum;
     }
 }
 

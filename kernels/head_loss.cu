@@ -438,14 +438,21 @@ __global__ void __launch_bounds__(cast_threads)
 /// total (+)= Σ losses[0..n). One block, so the order is always the same; tens of thousands of
 /// numbers take microseconds.
 constexpr int sum_threads = 1024;
+
+/// rounded_loss() on the device.
+__device__ double rounded_sum(double x) {
+    constexpr double units = 1 << 20;
+    return rint(x * units) / units;
+}
+
 __global__ void __launch_bounds__(sum_threads)
-    sum_losses(double* total, const float* losses, int64_t n, bool accumulate) {
+    sum_losses(double* total, const float* losses, int64_t n, bool accumulate, bool exact) {
     __shared__ double sums[sum_threads / warp_size];
     double sum = 0;
 #pragma unroll 4
     for (int64_t i = threadIdx.x; i < n; i += sum_threads) sum += static_cast<double>(losses[i]);
     sum = block_sum(sum, sums);
-    if (threadIdx.x == 0) *total = (accumulate ? *total : 0.0) + sum;
+    if (threadIdx.x == 0) *total = (accumulate ? *total : 0.0) + (exact ? rounded_sum(sum) : sum);
 }
 
 /// One block per source, so the order is always the same.
@@ -459,7 +466,9 @@ __global__ void __launch_bounds__(sum_threads) sum_losses_of_source(LossBySource
             sum += static_cast<double>(args.losses[b * args.T + t]);
     }
     sum = block_sum(sum, sums);
-    if (threadIdx.x == 0) args.totals[source] = (args.accumulate ? args.totals[source] : 0.0) + sum;
+    if (threadIdx.x == 0)
+        args.totals[source] =
+            (args.accumulate ? args.totals[source] : 0.0) + (args.exact ? rounded_sum(sum) : sum);
 }
 
 unsigned blocks_for(const Tensor& logits) {
@@ -633,9 +642,9 @@ void softmax_backward(Stream& stream, const SoftmaxBackward& args) {
     });
 }
 
-void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
-                     bool accumulate) {
-    sum_losses<<<1, sum_threads, 0, stream_of(stream)>>>(total, losses, n, accumulate);
+void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n, bool accumulate,
+                     bool exact) {
+    sum_losses<<<1, sum_threads, 0, stream_of(stream)>>>(total, losses, n, accumulate, exact);
     CUDA_CHECK_LAUNCH();
 }
 

@@ -65,9 +65,12 @@ struct SoftmaxBackward {
 };
 void softmax_backward(Stream& stream, const SoftmaxBackward& args);
 
-/// total (+)= Σ losses[0..n) in double, in an order that does not depend on the thread count.
-void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
-                     bool accumulate);
+/// ⌊2^20·x⌉ / 2^20. Sums of such numbers are exact, and so the same in any order, below 2^33.
+double rounded_loss(double x);
+/// total (+)= Σ losses[0..n) in double, in an order that does not depend on the thread count. If
+/// `exact`, a call's sum is rounded by rounded_loss() before it is added.
+void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n, bool accumulate,
+                     bool exact = false);
 
 /// totals[s] (+)= Σ losses[b, :] over the sequences b of source s, in double, in an order that does
 /// not depend on the thread count. Every total is written, even if its source has no sequences.
@@ -77,7 +80,7 @@ struct LossBySource {
     const float* losses = nullptr;       // [B, T]
     const int32_t* source_of = nullptr;  // [B], 0 <= source < sources
     int64_t B = 0, T = 0;
-    bool accumulate = false;
+    bool accumulate = false, exact = false;
 };
 void accumulate_loss_by_source(Stream& stream, const LossBySource& args);
 
@@ -95,8 +98,8 @@ void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* t
 void combine_softmax_stats(Stream& stream, Tensor stats, Tensor of_parts);
 void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t* targets);
 void softmax_backward(Stream& stream, const SoftmaxBackward& args);
-void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
-                     bool accumulate);
+void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n, bool accumulate,
+                     bool exact);
 void accumulate_loss_by_source(Stream& stream, const LossBySource& args);
 size_t head_loss_scratch_bytes(DType dtype, int64_t chunk, int64_t Vp, int64_t C);
 }  // namespace cuda

@@ -69,6 +69,7 @@ class Builder {
         p.name = name + ".weight", p.shape = {spec_.vocab_size, spec_.n_embd};
         p.padded = {spec_.padded_vocab(), spec_.n_embd};
         p.decay = true, p.split = TensorSplit{0, {spec_.vocab_size}, vocab_multiple};
+        p.is_vocabulary = true;
         p.init_std = init_std();
         return p;
     }

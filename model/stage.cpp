@@ -313,7 +313,10 @@ void Stage::head(Stream& stream, const Slot& slot, const TokenBatch& batch, bool
         };
     }
     head_loss(stream, args);
-    if (backward) residual_.add_partials(stream, dy_);
+    if (!backward) return;
+    // With a tied head, the embedding's gradient has two contributions.
+    parameters_.gradients.end_contribution(stream, registry_.unit_of(registry_.head));
+    residual_.add_partials(stream, dy_);
 }
 
 void Stage::evaluate_head(Stream& stream, int slot_index, const TokenBatch& batch) {
@@ -372,7 +375,7 @@ void Stage::backward_embedding(Stream& stream, Tensor held, const TokenBatch& ba
     const TraceSpan span(TraceTrack::device, stream, "embedding");
     const Tensor dout = residual_.gather_partial(stream, held);
     embedding_backward(stream,
-                       {.dw = parameters_.gradients.sink(stream, registry_.tokens),
+                       {.dw = parameters_.gradients.sink_of_rows(stream, registry_.tokens),
                         .dpositions = parameters_.gradients.sink(stream, registry_.positions),
                         .dout = dout.reshaped({options_.B, options_.T, spec_.n_embd}),
                         .tokens = batch.tokens,
@@ -425,7 +428,7 @@ bool Stage::completes(Backward part, int unit) const {
 }
 
 void Stage::skip_forward(Stream& stream) {
-    if (!parameters_.gradients.stand_alone()) return;
+    if (!parameters_.gradients.reduces_each()) return;
     // The leases of a pass, in its order, since they gather weights with ZeRO-3.
     const int last = registry_.last_unit();
     for (int unit = registry_.first_unit(); unit <= last; ++unit) {
@@ -435,7 +438,7 @@ void Stage::skip_forward(Stream& stream) {
 }
 
 void Stage::skip_backward(Stream& stream, Backward part) {
-    if (!parameters_.gradients.stand_alone()) return;
+    if (!parameters_.gradients.reduces_each()) return;
     const int last = registry_.first_unit();
     for (int unit = registry_.last_unit(); unit >= last; --unit) {
         if (part != Backward::weights) {

@@ -42,6 +42,17 @@ constexpr size_t cache_line = 64;
 template <class T>
 using SumOf = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 
+/// a + b; integers wrap.
+template <class T>
+T added(T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+        using Unsigned = std::make_unsigned_t<T>;
+        return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
+    } else {
+        return a + b;
+    }
+}
+
 /// Calls f with a value of the dtype's C++ type.
 template <class F>
 void with_type(DType dtype, F&& f) {
@@ -52,6 +63,8 @@ void with_type(DType dtype, F&& f) {
             return f(bf16{});
         case DType::int32:
             return f(int32_t{});
+        case DType::int64:
+            return f(int64_t{});
         case DType::fp64:
             return f(double{});
     }
@@ -77,7 +90,8 @@ void combine(Reduction reduction, const std::vector<const void*>& from, Out* to,
                     sum[static_cast<size_t>(i)] = static_cast<Sum>(x[i]);
             } else if (reduction == Reduction::sum) {
                 for (int64_t i = 0; i < m; ++i)
-                    sum[static_cast<size_t>(i)] += static_cast<Sum>(x[i]);
+                    sum[static_cast<size_t>(i)] =
+                        added(sum[static_cast<size_t>(i)], static_cast<Sum>(x[i]));
             } else {
                 for (int64_t i = 0; i < m; ++i)
                     sum[static_cast<size_t>(i)] =

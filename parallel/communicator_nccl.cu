@@ -140,6 +140,8 @@ ncclDataType_t nccl_type(DType dtype) {
             return ncclBfloat16;
         case DType::int32:
             return ncclInt32;
+        case DType::int64:
+            return ncclInt64;
         case DType::fp64:
             break;
     }

@@ -32,8 +32,10 @@ std::vector<StepCollective> all_collectives(const Mesh& mesh,
     add(collectives_of_pipeline(mesh, sizes));
     add(collectives_of_tensor(mesh, sizes));
     // One number: whether all ranks have registered their buffers.
-    for (const int64_t count : {int64_t{1}, sizes.sums})
+    for (const int64_t count : {int64_t{1}, sizes.sums.fp64})
         add({{Kind::all_gather, &mesh.everyone(), DType::fp64, count}});
+    add({{Kind::all_reduce, &mesh.everyone(), DType::int64, sizes.sums.int64},
+         {Kind::all_reduce, &mesh.everyone(), DType::fp32, sizes.grids}});
     return all;
 }
 

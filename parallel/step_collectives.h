@@ -27,10 +27,17 @@ struct StepCollective {
     auto operator<=>(const StepCollective&) const = default;
 };
 
+/// Numbers over which all ranks of a run agree in a step: losses and norms.
+struct StepNumbers {
+    int64_t fp64 = 0;   // that each rank gathers from all
+    int64_t int64 = 0;  // that the ranks add up, with exact sums (Grids::sums())
+};
+
 /// What the sizes of a step's collectives follow from, beside the parameters.
 struct StepSizes {
     DType dtype = DType::fp32;  // of weights and activations
-    int64_t sums = 0;           // fp64 numbers that all ranks gather
+    StepNumbers sums = {};
+    int64_t grids = 0;  // whose largest elements all ranks compare before the first step
     /// The tokens of a micro-batch on a rank of the context axis. Several, if the micro-batch is
     /// still to be chosen: the fewest, the most, and some between.
     std::vector<int64_t> tokens = {};

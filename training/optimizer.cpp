@@ -19,31 +19,40 @@ int64_t blocks_of(const ParameterStore::Piece& piece) {
 
 std::vector<OptimizerSlot> optimizer_slots() { return {{"m"}, {"v"}}; }
 
-Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums,
-                     std::vector<std::string> names)
+Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions options)
     : parameters_(parameters),
       device_(arena.device()),
       norm_segments_(parameters.layout().buckets().size()),
       adamw_segments_(parameters.layout().buckets().size()),
-      names_(std::move(names)),
+      names_(std::move(options.names)),
       by_id_(!names_.empty()),
-      sums_count_(sums) {
-    if (!by_id_)
+      grids_(parameters.grids()),
+      contributions_(options.contributions),
+      sums_count_(options.sums) {
+    if (grids_) {
+        names_.clear();
+        for (const TensorPlace& place : grids_->layout().places())
+            names_.insert(names_.end(), static_cast<size_t>(place.parts), place.name);
+    } else if (!by_id_) {
         for (const Parameter& p : parameters_.parameters()) names_.push_back(p.name);
+    }
     tensors_ = std::ssize(names_);
-    partial_counts_.resize(names_.size());
-    for (const ParameterStore::Piece& piece : parameters_.pieces())
-        if (piece.is_first_copy) partial_counts_[place_of(piece.parameter)] += blocks_of(piece);
     const auto doubles = [&](int64_t n) {
         return static_cast<double*>(
             arena.take(static_cast<size_t>(n) * sizeof(double), Purpose::workspaces));
     };
+    if (!grids_) {
+        partial_counts_.resize(names_.size());
+        for (const ParameterStore::Piece& piece : parameters_.pieces())
+            if (piece.is_first_copy) partial_counts_[place_of(piece.parameter)] += blocks_of(piece);
+        // As many on every rank; the last block of a tensor may be short.
+        const BucketLayout& layout = parameters_.layout();
+        partials_ =
+            doubles((parameters_.sharding().is_split() ? layout.shard_numel() : layout.numel()) /
+                        norm_block +
+                    tensors_);
+    }
     const int64_t n = sums_count_ + tensors_, ranks = parameters_.sharding().world;
-    // As many on every rank; the last block of a tensor may be short.
-    const BucketLayout& layout = parameters_.layout();
-    partials_ = doubles(
-        (parameters_.sharding().is_split() ? layout.shard_numel() : layout.numel()) / norm_block +
-        tensors_);
     sums_of_rank_ = doubles(n);
     gathered_ = ranks > 1 ? doubles(ranks * n) : nullptr;
     sums_ = ranks > 1 ? doubles(n) : sums_of_rank_;
@@ -55,8 +64,12 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums,
     const StepState fresh;
     copy_now(device_, state_, &fresh, sizeof fresh);
     make_segments();
-    parameters_.gradients.when_summed(
-        [this](Stream& stream, size_t bucket) { norm_partials(stream, norm_segments_[bucket]); });
+    parameters_.gradients.when_summed([this](Stream& stream, size_t bucket) {
+        if (grids_)
+            grids_->add_squares(stream, bucket);
+        else
+            norm_partials(stream, norm_segments_[bucket]);
+    });
 }
 
 size_t Optimizer::place_of(int parameter) const {
@@ -69,7 +82,7 @@ void Optimizer::make_segments() {
     for (const ParameterStore::Piece& piece : parameters_.pieces()) {
         const auto bucket = static_cast<size_t>(piece.bucket);
         const int64_t n = piece.range.n;
-        if (piece.is_first_copy) {
+        if (piece.is_first_copy && !grids_) {
             norm_segments_[bucket].push_back(
                 {.gradient = piece.gradient, .n = n, .partials = next});
             next += blocks_of(piece);
@@ -82,19 +95,24 @@ void Optimizer::make_segments() {
              .gradient = piece.gradient,
              .n = n,
              .decay = parameters_.parameters()[static_cast<size_t>(piece.parameter)].decay});
+        if (!grids_) continue;
+        AdamWSegment& segment = adamw_segments_[bucket].back();
+        segment.sums = reinterpret_cast<const int32_t*>(piece.gradient);
+        segment.exponents = grids_->exponents_of(piece);
     }
+}
+
+void Optimizer::begin_step(Stream& stream) {
+    if (grids_) grids_->begin_step(stream);
 }
 
 void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) {
     parameters_.gradients.finish(stream);
     parameters_.weights.finish(stream);
-    add_partials(stream, sums_of_rank_ + sums_count_, partials_, partial_counts_);
-    if (sums_ != sums_of_rank_) {
-        const int64_t n = sums_count_ + tensors_;
-        parameters_.gather_from_ranks(stream, gathered_, sums_of_rank_, n);
-        add_rows(stream, sums_, gathered_, parameters_.sharding().world, n);
-    }
-    finish_norm(stream, state_, sums_ + sums_count_, tensors_, scale, clip);
+    if (grids_)
+        find_exact_norm(stream, scale, clip);
+    else
+        find_norm(stream, scale, clip);
     args.state = state_;
     for (size_t b = 0; b < adamw_segments_.size(); ++b) {
         {
@@ -103,12 +121,39 @@ void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) 
         }
         parameters_.weights.gather(stream, static_cast<int>(b));
     }
+    if (grids_) grids_->update(stream, contributions_, &state_->overflow);
+}
+
+void Optimizer::find_norm(Stream& stream, float scale, float clip) {
+    add_partials(stream, sums_of_rank_ + sums_count_, partials_, partial_counts_);
+    if (sums_ != sums_of_rank_) {
+        const int64_t n = sums_count_ + tensors_;
+        parameters_.gather_from_ranks(stream, gathered_, sums_of_rank_, n);
+        add_rows(stream, sums_, gathered_, parameters_.sharding().world, n);
+    }
+    finish_norm(stream, state_, sums_ + sums_count_, tensors_, scale, clip);
+}
+
+void Optimizer::find_exact_norm(Stream& stream, float scale, float clip) {
+    if (sums_ != sums_of_rank_) {
+        parameters_.gather_from_ranks(stream, gathered_, sums_of_rank_, sums_count_);
+        add_rows(stream, sums_, gathered_, parameters_.sharding().world, sums_count_);
+    }
+    parameters_.reduce_over_ranks(stream, grids_->sums(), grids_->layout().sums(), DType::int64);
+    grids_->finish(stream, sums_ + sums_count_, &state_->overflow);
+    copy(stream, &state_->lost, grids_->lost(), sizeof state_->lost);
+    finish_norm(stream, state_, sums_ + sums_count_, tensors_, scale, clip);
 }
 
 StepState Optimizer::state() const {
     StepState state;
     copy_now(device_, &state, state_, sizeof state);
     return state;
+}
+
+void Optimizer::clear_overflow() {
+    const StepState fresh;
+    copy_now(device_, state_, &fresh, sizeof fresh);
 }
 
 std::string Optimizer::bad_parameter(const StepState& state) const {

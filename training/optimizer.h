@@ -13,19 +13,30 @@ namespace train_gpt {
 /// slots.
 std::vector<OptimizerSlot> optimizer_slots();
 
+struct OptimizerOptions {
+    /// How many other sums over a step the ranks add up.
+    int64_t sums = 0;
+    /// If pipeline ranks hold parts of a model, the names of all of the model's tensors, by
+    /// Parameter::id. Empty: the store holds all tensors.
+    std::vector<std::string> names = {};
+    /// With exact sums: of so many gradients is each sum of a step (contributions_of_step()).
+    int64_t contributions = 1;
+};
+
 class Optimizer {
   public:
-    /// sums: how many other sums over a step the ranks add up in the same exchange as the norm.
-    /// names: if pipeline ranks hold parts of a model, the names of all of the model's tensors, by
-    /// Parameter::id. Empty: the store holds all tensors.
-    Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums = 0,
-              std::vector<std::string> names = {});
+    Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions options = {});
+
+    /// A step begins. Gradients have not been added yet.
+    void begin_step(Stream& stream);
 
     /// This rank's sums over a step [sums], in the device's memory. The step's kernels add to them.
     double* sums_of_rank() { return sums_of_rank_; }
     /// The sums over all ranks [sums]. Valid after update().
     const double* sums() const { return sums_; }
     size_t sums_bytes() const { return static_cast<size_t>(sums_count_) * sizeof(double); }
+
+    int64_t contributions() const { return contributions_; }
 
     /// Updates the weights once, from the gradient sums in the store.
     ///
@@ -35,17 +46,25 @@ class Optimizer {
     ///
     /// If the norm is not finite, this call and all later ones change nothing. After the update,
     /// the ranks gather the weights that other ranks have updated.
+    ///
+    /// If exact sums overflow, this call changes nothing but the grids, and later ones change
+    /// nothing until clear_overflow().
     void update(Stream& stream, AdamWStep args, float scale, float clip);
 
     /// What the last update decided, in the device's memory. The same on all ranks.
     const StepState* state_on_device() const { return state_; }
     /// Waits for all work on the device, and returns what the last update decided.
     StepState state() const;
+    /// After all work on the device: the step whose sums have overflowed can be computed again.
+    void clear_overflow();
     /// The name of the first parameter whose gradient was not finite.
     std::string bad_parameter(const StepState& state) const;
 
   private:
     void make_segments();
+    /// The norm, from sums of squares in fp32 or in integers.
+    void find_norm(Stream& stream, float scale, float clip);
+    void find_exact_norm(Stream& stream, float scale, float clip);
     size_t place_of(int parameter) const;  // among `names_`
 
     ParameterStore& parameters_;
@@ -54,14 +73,15 @@ class Optimizer {
     std::vector<std::vector<NormSegment>> norm_segments_;
     std::vector<std::vector<AdamWSegment>> adamw_segments_;
     std::vector<std::string> names_;
-    bool by_id_;  // names_ has all tensors of the model, and the store has a part of them
-    int64_t sums_count_, tensors_;
+    bool by_id_;    // names_ has all tensors of the model, and the store has a part of them
+    Grids* grids_;  // null unless sums are exact
+    int64_t contributions_, sums_count_, tensors_;
     // A sum of squares for each block of the gradients whose norm this rank counts, tensor by
     // tensor.
     double* partials_ = nullptr;
     std::vector<int64_t> partial_counts_;  // blocks of each tensor
-    // Each holds the step's sums, then a sum of squares for each tensor. sums_of_rank_ is of this
-    // rank, gathered_ has the sums of each rank one after the other, and sums_ has the totals.
+    // Each holds the step's sums, then a sum of squares for each tensor; with exact sums, those of
+    // all ranks are only in sums_. sums_of_rank_ is of this rank, gathered_ has the sums of each rank one after the other, and sums_ has the totals.
     double *sums_of_rank_ = nullptr, *gathered_ = nullptr, *sums_ = nullptr;
     StepState* state_ = nullptr;
 };

@@ -11,6 +11,7 @@
 #include "training/complete_run.h"
 #include "training/config/config_text.h"
 #include "training/files/checkpoint.h"
+#include "training/files/grids_file.h"
 #include "training/files/model_folder.h"
 #include "training/schedule.h"
 
@@ -188,6 +189,8 @@ std::optional<RunPosition> resume(const Config& config, const RunData& data, Tra
     if (checkpoint.empty()) return {};
     together(world, [&] {
         load_training_state(checkpoint, trainer.parameters, pulse);
+        if (Grids* grids = trainer.parameters.grids())
+            read_grids(checkpoint, trainer.stream, *grids);
         return "";
     });
     trainer.parameters.weights.gather_all(trainer.stream);

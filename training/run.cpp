@@ -52,6 +52,24 @@ void Run::evaluate_at_start() {
     reports_.log.restart_time();
 }
 
+void Run::choose_first_grids() {
+    Trainer& trainer = start_.trainer;
+    const Grids* grids = trainer.parameters.grids();
+    if (!grids || grids->known() || !goes_on()) return;
+    world().activity().phase = "first grids";
+    LoaderOptions options = start_.loading();
+    options.rank = 0, options.world = 1, options.prefetch = 1;
+    TrainLoader loader(start_.data.sources(), options);
+    trainer.choose_first_grids(loader);
+    reports_.log.restart_time();
+}
+
+bool Run::goes_on() {
+    const auto follows = [&] { return step_ < steps_ && ending_ == Ending::finished; };
+    if (!follows() && ending_ == Ending::finished) settle(true);
+    return follows();
+}
+
 // ---- A step -------------------------------------------------------------------------------------
 
 void Run::begin_step() {
@@ -121,6 +139,7 @@ Run::Pause Run::next_pause() const {
 }
 
 bool Run::settle(bool all) {
+    went_back_ = false;
     // A GPU computes one step while the host submits the next.
     const int64_t ahead = start_.trainer.stream.device.is_cuda() ? 1 : 0;
     settle_until(all ? 0 : ahead);
@@ -137,6 +156,7 @@ void Run::settle_until(int64_t may_remain) {
             return trainer.outcomes.pop();
         }();
         --in_flight_;
+        if (outcome.state.overflow && !outcome.state.stop) return go_back_before(number);
         const double targets = static_cast<double>(reports_.log.size().targets);
         checkpoints_.add_loss(number, outcome.sums.loss / targets);
         if (outcome.state.stop) {  // neither this update nor a later one was applied
@@ -150,6 +170,22 @@ void Run::settle_until(int64_t may_remain) {
             ending_ = out_of_time() && !interrupted() ? Ending::out_of_time : Ending::interrupted;
         reports_.log.add(number, outcome, trainer.clock);
     }
+}
+
+/// Steps that were submitted after it have changed nothing, and come again, too.
+void Run::go_back_before(int64_t step) {
+    Trainer& trainer = start_.trainer;
+    trainer.clock.pop();
+    for (; in_flight_ > 0; --in_flight_) {
+        trainer.outcomes.pop();
+        trainer.clock.pop();
+    }
+    trainer.optimizer.clear_overflow();
+    step_ = step - 1;
+    parts_.loader.seek(step_ - first_step_);
+    went_back_ = true;
+    set_steps(checkpoints_.saved_step(), step_);
+    reports_.log.repeat(step);
 }
 
 void Run::begin_pause(const Pause& pause) {

@@ -38,8 +38,11 @@ class Run {
     /// Evaluates the weights that a new run starts from. A run that resumes evaluates the step of
     /// its checkpoint, if an evaluation is due there and was not finished.
     void evaluate_at_start();
-    /// Whether another step follows.
-    bool goes_on() const { return step_ < steps_ && ending_ == Ending::finished; }
+    /// With exact sums, chooses the first grids, if the run has none from a checkpoint.
+    void choose_first_grids();
+    /// Whether another step follows. After the last one, takes all outcomes: with exact sums a step
+    /// may come again.
+    bool goes_on();
 
     // ---- A step ---------------------------------------------------------------------------------
 
@@ -68,6 +71,9 @@ class Run {
     /// Takes the outcomes of submitted steps. Unless `all`, leaves out the steps that the device
     /// may still be computing. Returns false if a gradient was not finite, which ends the run.
     bool settle(bool all);
+    /// Whether the last settle() has gone back: exact sums of a step have overflowed, and the step
+    /// comes again, with coarser grids. What was due after it is not due yet.
+    bool went_back() const { return went_back_; }
     void begin_pause(const Pause& pause);
     /// Returns false if a signal ended the evaluation. The run then ends, too.
     bool evaluate();
@@ -103,6 +109,7 @@ class Run {
     bool due(int64_t every) const { return every > 0 && step_ % every == 0 && step_ < steps_; }
     bool out_of_time() const;
     void settle_until(int64_t may_remain);
+    void go_back_before(int64_t step);
     bool was_evaluated() const;
     bool evaluate_and_log();
     void print_samples(uint64_t first, int count);
@@ -126,6 +133,7 @@ class Run {
 
     int64_t step_;           // steps submitted so far, counted over the whole run
     int64_t in_flight_ = 0;  // submitted steps whose outcome the host has not seen
+    bool went_back_ = false;
     RunCheckpoints checkpoints_;
     Ending ending_ = Ending::finished;
     std::map<std::string, int64_t> sent_before_;  // bytes sent when the step began

@@ -52,7 +52,7 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
       tensor(tensor_options(shape.config, tensor_rank(shape.mesh, rank))),
       context(context_rank(shape.mesh, rank)),
       parameters(arena, registry.parameters, shape.dtype, ParameterStore::Use::training,
-                 sharding_of(shape, rank), optimizer_slots()),
+                 sharding_of(shape, rank), optimizer_slots(), registry_of(shape.spec).parameters),
       stages(make_stages(shape, rank, registry,
                          {.B = shape.config.batch.micro_batch,
                           .T = shape.config.sequence_length() / context.size(),
@@ -65,8 +65,9 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                          parameters, arena)),
       model(pipeline_shape(shape), shape.mesh.at(Axis::pipeline, rank), pointers(stages), arena),
       optimizer(parameters, arena,
-                StepSums::count(static_cast<int>(shape.config.data.train.size())),
-                model.ranks() > 1 ? names_of_all(shape.spec) : std::vector<std::string>()),
+                {.sums = StepSums::count(static_cast<int>(shape.config.data.train.size())),
+                 .names = model.ranks() > 1 ? names_of_all(shape.spec) : std::vector<std::string>(),
+                 .contributions = contributions_of_step(shape)}),
       feed(arena, model.batch_shape(), model.batches_in_use()),
       evaluation_batch(arena, model.batch_shape()),
       outcomes(arena),
@@ -100,6 +101,7 @@ void Trainer::connect(const Mesh& mesh) {
 }
 
 void Trainer::begin_step(int micro_batches, int most) {
+    optimizer.begin_step(stream);
     parameters.gradients.begin_step(micro_batches, most);
     actions_ = &model.actions(most);
     micro_batches_ = micro_batches;
@@ -137,7 +139,9 @@ void Trainer::execute(const PipelineAction& action) {
 
 void Trainer::add_losses(const TokenBatch& batch, bool first) {
     const float* const losses = model.last_stage().losses();
-    accumulate_loss(stream, &sums()->loss, losses, model.batch_shape().tokens_of_rank(), !first);
+    const bool exact = parameters.sharding().is_exact();
+    accumulate_loss(stream, &sums()->loss, losses, model.batch_shape().tokens_of_rank(), !first,
+                    exact);
     if (sources_ > 1 && batch.sources)  // there are none before the first batch
         accumulate_loss_by_source(stream, {.totals = sums()->loss_of_source,
                                            .sources = sources_,
@@ -145,7 +149,8 @@ void Trainer::add_losses(const TokenBatch& batch, bool first) {
                                            .source_of = batch.sources,
                                            .B = model.options().B,
                                            .T = model.options().T,
-                                           .accumulate = !first});
+                                           .accumulate = !first,
+                                           .exact = exact});
 }
 
 void Trainer::update(const AdamWStep& args, float scale, float clip) {
@@ -155,6 +160,23 @@ void Trainer::update(const AdamWStep& args, float scale, float clip) {
     const StepClock::Interval interval(&clock, stream, StepPhase::optimizer);
     optimizer.update(stream, args, scale, clip);
     outcomes.push(stream, optimizer);
+}
+
+void Trainer::choose_first_grids(TrainLoader& loader) {
+    Grids& grids = *parameters.grids();
+    grids.forget_largest(stream);
+    parameters.gradients.look_only(true);
+    begin_step(1, model.ranks());  // as few as every schedule can execute
+    for (const PipelineAction& action : actions()) {
+        if (begins_micro_batch(action)) load(action.micro_batch, loader);
+        const StepSubmission submission;
+        execute(action);
+    }
+    parameters.gradients.look_only(false);
+    parameters.reduce_over_ranks(stream, grids.largest(), grids.layout().blocks(), DType::fp32,
+                                 Reduction::max);
+    grids.begin(stream, optimizer.contributions());
+    stream.synchronize();
 }
 
 void Trainer::warm_up() {

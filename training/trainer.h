@@ -75,6 +75,10 @@ struct Trainer {
     /// The update after a step's micro-batches.
     void update(const AdamWStep& args, float scale, float clip);
 
+    /// With exact sums, the first grids: from the gradients of the loader's first micro-batch, which
+    /// is the same on all data-parallel ranks. All ranks call it; nothing is applied.
+    void choose_first_grids(TrainLoader& loader);
+
     /// Runs every path of a step, an evaluation and a sample once, and applies nothing. So
     /// libraries load and choose their kernels now, and not during a step. Kernels are timed on
     /// what a model with random weights computes from random tokens: zeros or constants take less
@@ -107,10 +111,10 @@ struct Trainer {
 
     std::optional<Generator> cached_generator_;
     std::optional<PassGenerator> pass_generator_;
-    double* stop_request_ = nullptr;  // in host memory
-    bool counts_losses_;              // of the ranks that compute the same losses, the first one
-    int sources_;                     // of training data
-    int reserved_sms_;                // by products while ranks exchange gradients
+    double* stop_request_ = nullptr;   // in host memory
+    bool counts_losses_;               // of the ranks that compute the same losses, the first one
+    int sources_;                      // of training data
+    int reserved_sms_;                 // by products while ranks exchange gradients
     std::vector<TokenBatch> batches_;  // that are in use
     const std::vector<PipelineAction>* actions_ = nullptr;
     int micro_batches_ = 0;  // of this rank in the step

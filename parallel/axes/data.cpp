@@ -23,7 +23,7 @@ Sharding sharding_of(const MeshLayout& mesh, int rank, const DataOptions& option
             .world = mesh.world(),
             .zero = splits ? options.zero : 0,
             .bucket_elements = options.bucket_elements,
-            .reduce_dtype = options.reduce_dtype};
+            .sums = options.sums};
 }
 
 namespace {
@@ -84,12 +84,15 @@ std::vector<StepCollective> collectives_of_data(const Mesh& mesh,
 }
 
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
-                      const std::vector<UnitPass>& passes, int64_t micro_batches, int64_t sums) {
+                      const std::vector<UnitPass>& passes, int64_t micro_batches,
+                      const StepNumbers& sums) {
     const Sharding& s = buffers.sharding();
     Traffic traffic;
     const Axes everyone = {Axis::pipeline, Axis::data, Axis::context, Axis::tensor};
     if (mesh.world() > 1)
-        traffic[mesh.group_name(everyone)] += (mesh.world() - 1) * sums * int64_t{sizeof(double)};
+        traffic[mesh.group_name(everyone)] +=
+            (mesh.world() - 1) * sums.fp64 * int64_t{sizeof(double)} +
+            2 * (mesh.world() - 1) * sums.int64 * int64_t{sizeof(int64_t)} / mesh.world();
     // Bytes of whole groups, of which each rank sends (ranks − 1) / ranks
     std::map<SumOver, std::pair<int64_t, int64_t>> moved;
     for (const GradientSum& sum : gradient_sums(buffers.layout(), buffers.parameters(), s)) {

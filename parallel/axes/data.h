@@ -13,10 +13,10 @@
 namespace train_gpt {
 
 struct DataOptions {
-    int zero = 1;                      // ZeRO's stage
-    bool tied_head = false;            // the output head is the embedding
-    int64_t bucket_elements = 0;       // of the flat buffers
-    DType reduce_dtype = DType::fp32;  // of gradients on their way
+    int zero = 1;                 // ZeRO's stage
+    bool tied_head = false;       // the output head is the embedding
+    int64_t bucket_elements = 0;  // of the flat buffers
+    GradientSums sums = GradientSums::fp32;
 };
 
 /// How ZeRO splits the state, for a rank of the mesh. A group of one rank splits nothing.
@@ -43,9 +43,10 @@ struct UnitPass {
 /// once in a step, or where gradients stand alone in each of `micro_batches`, the most that a rank
 /// has (not replicas and tied embeddings). Gathering n weights of w bytes over d ranks sends
 /// w·n·(d−1)/d, except with ZeRO-0. With ZeRO-3 each of `passes`, the step's in order, gathers the
-/// buckets that take turns again, except at most two that are still there. Each rank sends `sums`
-/// fp64 numbers to every other rank.
+/// buckets that take turns again, except at most two that are still there. Each rank sends
+/// sums.fp64 numbers to every other rank, and all ranks all-reduce sums.int64 numbers.
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
-                      const std::vector<UnitPass>& passes, int64_t micro_batches, int64_t sums);
+                      const std::vector<UnitPass>& passes, int64_t micro_batches,
+                      const StepNumbers& sums);
 
 }  // namespace train_gpt

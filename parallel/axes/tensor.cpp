@@ -141,10 +141,10 @@ void TensorGroup::gather_numbers(Stream& stream, float* out, const float* in, in
     exchange_->hold(stream, number_slot());
 }
 
-void TensorGroup::add_up_gradients(Stream& stream, float* gradients, int64_t n) {
+void TensorGroup::add_up_gradients(Stream& stream, void* gradients, int64_t n, DType dtype) {
     if (!is_connected() || n == 0) return;
     exchange_->submit(stream, gradient_slot(), [&](Stream& exchange) {
-        communicator_->all_reduce(exchange, gradients, n, DType::fp32);
+        communicator_->all_reduce(exchange, gradients, n, dtype);
     });
 }
 

@@ -97,9 +97,9 @@ class TensorGroup {
 
     /// out [size·n] = in [n] of all ranks, by rank, for later work of the stream; fp32.
     void gather_numbers(Stream& stream, float* out, const float* in, int64_t n);
-    /// gradients[n] become their sums over the ranks. wait_gradients() makes later work of the
+    /// gradients[n], fp32 or int32, become their sums over the ranks. wait_gradients() makes later work of the
     /// model's stream find all sums so far, and hold_gradients() that of another exchange.
-    void add_up_gradients(Stream& stream, float* gradients, int64_t n);
+    void add_up_gradients(Stream& stream, void* gradients, int64_t n, DType dtype);
     void wait_gradients(Stream& stream);
     void hold_gradients(Stream& exchange);
 

@@ -21,7 +21,9 @@ std::vector<GradientSum> gradient_sums(const BucketLayout& layout,
                                        const std::vector<Parameter>& parameters,
                                        const Sharding& sharding) {
     const std::vector<Bucket>& buckets = layout.buckets();
-    const bool alone = sharding.gradients_stand_alone();
+    const bool each = sharding.reduces_each();
+    const DType whole = sharding.is_exact() ? DType::int32 : DType::fp32,
+                between = sharding.dtype_between_ranks();
     std::vector<GradientSum> sums;
     for (size_t b = 0; b < buckets.size(); ++b) {
         const Bucket& bucket = buckets[b];
@@ -31,23 +33,24 @@ std::vector<GradientSum> gradient_sums(const BucketLayout& layout,
                             .first_bucket = b,
                             .last_bucket = b,
                             .elements = bucket.added_over_tensor,
-                            .every_micro_batch = alone});
+                            .dtype = whole,
+                            .every_micro_batch = each});
         if (sharding.size > 1)
             sums.push_back({.over = SumOver::shards,
                             .ranks = sharding.size,
                             .first_bucket = b,
                             .last_bucket = b,
                             .elements = bucket.range,
-                            .dtype = sharding.reduce_dtype,
+                            .dtype = between,
                             .scattered = sharding.is_split(),
-                            .every_micro_batch = alone});
+                            .every_micro_batch = each});
         if (sharding.replicas > 1)
             sums.push_back({.over = SumOver::replicas,
                             .ranks = sharding.replicas,
                             .first_bucket = b,
                             .last_bucket = b,
                             .elements = layout.shard_of(bucket, sharding.rank),
-                            .dtype = sharding.reduce_dtype});
+                            .dtype = between});
     }
     if (const int tied = tied_parameter(parameters, sharding); tied >= 0) {
         const Parameter& p = parameters[static_cast<size_t>(tied)];
@@ -55,7 +58,8 @@ std::vector<GradientSum> gradient_sums(const BucketLayout& layout,
                         .ranks = sharding.is_split() ? int64_t{2} * sharding.size : 2,
                         .first_bucket = buckets.size(),
                         .elements = {layout.offset(tied), p.padded_numel()},
-                        .parameter = tied};
+                        .parameter = tied,
+                        .dtype = whole};
         for (size_t b = 0; b < buckets.size(); ++b) {
             if (buckets[b].first_unit > p.unit || p.unit > buckets[b].last_unit) continue;
             sum.first_bucket = std::min(sum.first_bucket, b);

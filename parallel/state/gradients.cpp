@@ -11,14 +11,19 @@
 
 namespace train_gpt {
 
-Gradients::Gradients(const ParameterBuffers& buffers)
+Gradients::Gradients(const ParameterBuffers& buffers, Grids* grids)
     : buffers_(buffers),
+      grids_(grids),
+      of_unit_(static_cast<size_t>(buffers.units())),
       written_(buffers.parameters().size()),
+      summed_(written_.size()),
       ready_(buckets().size()),
       being_written_(buckets().size()) {
     for (const GradientSum& sum :
          gradient_sums(buffers.layout(), buffers.parameters(), buffers.sharding()))
         if (sum.over == SumOver::ends) ends_sum_ = sum;
+    for (size_t i = 0; i < written_.size(); ++i)
+        of_unit_[static_cast<size_t>(buffers.parameters()[i].unit)].push_back(static_cast<int>(i));
 }
 
 void Gradients::connect(const Mesh& mesh, Exchange& exchange, TensorGroup* tensor) {
@@ -43,8 +48,9 @@ void Gradients::connect(const Mesh& mesh, Exchange& exchange, TensorGroup* tenso
 }
 
 void Gradients::begin_step(int micro_batches, int most) {
-    micro_batches_ = stand_alone() ? most : micro_batches;
+    micro_batches_ = reduces_each() ? most : micro_batches;
     std::fill(written_.begin(), written_.end(), false);
+    std::fill(summed_.begin(), summed_.end(), false);
     std::fill(ready_.begin(), ready_.end(), 0);
     std::fill(being_written_.begin(), being_written_.end(), false);
 }
@@ -52,7 +58,7 @@ void Gradients::begin_step(int micro_batches, int most) {
 /// Before gradients of a unit are written for a micro-batch: those that were written to the same
 /// memory before may still be on their way.
 void Gradients::make_room(Stream& stream, int unit) {
-    if (!stand_alone() || !shards_) return;
+    if (!reduces_each() || !shards_) return;
     for (size_t b = buffers_.first_bucket(unit);
          b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
         if (being_written_[b]) continue;
@@ -70,18 +76,58 @@ GradientSink Gradients::sink(Stream& stream, int i) {
     make_room(stream, buffers_.parameters()[static_cast<size_t>(i)].unit);
     const bool accumulate = written_[static_cast<size_t>(i)];
     written_[static_cast<size_t>(i)] = true;
-    return {buffers_.gradient_of_micro_batch(i), DType::fp32, accumulate};
+    float* const gradient = buffers_.gradient_of_micro_batch(i);
+    // Integers may be in the same place.
+    assert(!grids_ || !summed_[static_cast<size_t>(i)] || gradient != buffers_.reduced_gradient(i));
+    return {gradient, DType::fp32, accumulate};
+}
+
+GradientSink Gradients::sink_of_rows(Stream& stream, int i) {
+    if (!grids_ || i < 0) return sink(stream, i);
+    assert(!has_rows_);
+    make_room(stream, buffers_.parameters()[static_cast<size_t>(i)].unit);
+    has_rows_ = i;
+    rows_ = looks_only_ ? grids_->looked_at_rows_of(i) : grids_->rows_of(i);
+    const bool accumulate = summed_[static_cast<size_t>(i)];
+    summed_[static_cast<size_t>(i)] = true;
+    return {buffers_.reduced_gradient(i), DType::int32, accumulate, &rows_};
+}
+
+void Gradients::end_contribution(Stream& stream, int unit) {
+    if (!grids_) return;
+    std::vector<ExactSegment> rounded;
+    std::vector<LargestSegment> looked_at;
+    for (const int i : of_unit_[static_cast<size_t>(unit)]) {
+        const auto place = static_cast<size_t>(i);
+        if (has_rows_ == i) {
+            if (!looks_only_) count_largest(stream, grids_->largest_row_of(i));
+            has_rows_.reset();
+        }
+        if (!written_[place]) continue;
+        written_[place] = false;
+        if (looks_only_) {
+            looked_at.push_back(grids_->largest_of(i));
+            continue;
+        }
+        rounded.push_back(grids_->rounded(i, summed_[place]));
+        summed_[place] = true;
+    }
+    if (!rounded.empty()) round_and_add(stream, rounded);
+    if (!looked_at.empty()) block_maxima(stream, looked_at);
 }
 
 void Gradients::ready(Stream& stream, int unit) {
-    if (stand_alone())
-        for (size_t i = 0; i < written_.size(); ++i)
-            if (buffers_.parameters()[i].unit == unit) written_[i] = false;
+    end_contribution(stream, unit);
+    for (const int i : of_unit_[static_cast<size_t>(unit)]) {
+        if (stand_alone()) written_[static_cast<size_t>(i)] = false;
+        if (reduces_each()) summed_[static_cast<size_t>(i)] = false;
+    }
     for (size_t b = buffers_.first_bucket(unit);
          b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
         ++ready_[b];
-        if (ready_[b] % (stand_alone() ? units_of(b) : all_of(b)) != 0) continue;
+        if (ready_[b] % (reduces_each() ? units_of(b) : all_of(b)) != 0) continue;
         being_written_[b] = false;
+        if (looks_only_) continue;
         add_over_tensor(stream, b);
         if (shards_) add_over_shards(stream, b);
     }
@@ -91,8 +137,9 @@ void Gradients::add_over_tensor(Stream& stream, size_t b) {
     const Bucket& bucket = buckets()[b];
     const Range added = bucket.added_over_tensor;
     if (tensor_)
-        tensor_->add_up_gradients(
-            stream, buffers_.bucket_gradients(b) + (added.first - bucket.range.first), added.n);
+        tensor_->add_up_gradients(stream,
+                                  buffers_.bucket_gradients(b) + (added.first - bucket.range.first),
+                                  added.n, grids_ ? DType::int32 : DType::fp32);
 }
 
 void Gradients::add_over_shards(Stream& stream, size_t b) {
@@ -104,7 +151,7 @@ void Gradients::add_over_shards(Stream& stream, size_t b) {
     exchange_->submit(stream, shards_slot(b), [&](Stream& exchange) {
         if (tensor_) tensor_->hold_gradients(exchange);
         const TraceSpan span(TraceTrack::exchange, exchange, "reduce bucket", static_cast<int>(b));
-        const DType dtype = buffers_.sharding().reduce_dtype;
+        const DType dtype = buffers_.sharding().dtype_between_ranks();
         const bool rounded = dtype == DType::bf16;
         void* const all = rounded ? static_cast<void*>(buffers_.rounded_gradients()) : gradients;
         void* const sums = static_cast<char*>(all) + skipped * static_cast<int64_t>(size_of(dtype));
@@ -114,9 +161,14 @@ void Gradients::add_over_shards(Stream& stream, size_t b) {
             shards_->reduce_scatter(exchange, sums, all, bucket.shard, dtype);
         else
             shards_->all_reduce(exchange, all, bucket.range.n, dtype);
-        if (stand_alone()) {
+        if (reduces_each()) {
             float* const owned = buffers_.owned_gradients(bucket);
-            widen(exchange, owned, sums, dtype, mine.n, ready_[b] > units_of(b));
+            const bool accumulate = ready_[b] > units_of(b);
+            if (grids_)
+                add_integers(exchange, reinterpret_cast<int32_t*>(owned),
+                             static_cast<const int32_t*>(sums), mine.n, accumulate);
+            else
+                widen(exchange, owned, sums, dtype, mine.n, accumulate);
         } else if (rounded && !replicas_) {
             widen(exchange, gradients + skipped, sums, dtype, mine.n, false);
         }
@@ -134,17 +186,18 @@ void Gradients::add_over_replicas(Stream& stream, size_t b) {
     exchange_->submit(stream, replicas_slot(b), [&](Stream& exchange) {
         const TraceSpan span(TraceTrack::exchange, exchange, "add replicas", static_cast<int>(b));
         float* const sums = buffers_.owned_gradients(bucket);
-        if (buffers_.sharding().reduce_dtype == DType::bf16) {
+        const DType dtype = buffers_.sharding().dtype_between_ranks();
+        if (dtype == DType::bf16) {
             bf16* rounded = buffers_.rounded_gradients();
             // Where no other micro-batch was added, the group's sums are still there, rounded.
-            if (stand_alone())
+            if (reduces_each())
                 round_to_bf16(exchange, rounded, sums, mine.n);
             else
                 rounded += skipped;
             replicas_->all_reduce(exchange, rounded, mine.n, DType::bf16);
             widen(exchange, sums, rounded, DType::bf16, mine.n, false);
         } else {
-            replicas_->all_reduce(exchange, sums, mine.n, DType::fp32);
+            replicas_->all_reduce(exchange, sums, mine.n, dtype);
         }
         if (exchange_->beside() && !completes_late(b)) when_summed_(exchange, b);
     });
@@ -165,13 +218,13 @@ void Gradients::add_over_ends(Stream& stream) {
     exchange_->submit(stream, ends_slot(), [&](Stream& exchange) {
         const TraceSpan span(TraceTrack::exchange, exchange, "add tied embedding");
         const int64_t n = ends_sum_->elements.n;
-        float* const all = buffers_.gradient_of_micro_batch(ends_sum_->parameter);
+        float* const all = buffers_.reduced_gradient(ends_sum_->parameter);
         const auto pieces = buffers_.pieces_of(ends_sum_->parameter);
         const auto bytes = [](int64_t elements) {
             return static_cast<size_t>(elements) * sizeof(float);
         };
         // The pieces are within `all`, unless gradient sums have a buffer of their own.
-        const bool apart = stand_alone();
+        const bool apart = reduces_each();
         int64_t end = 0;
         for (const ParameterBuffers::Piece& piece : pieces) {
             clear(exchange, all + end, bytes(piece.range.first - end));
@@ -180,7 +233,7 @@ void Gradients::add_over_ends(Stream& stream) {
                 copy(exchange, all + piece.range.first, piece.gradient, bytes(piece.range.n));
         }
         clear(exchange, all + end, bytes(n - end));
-        ends_->all_reduce(exchange, all, n, DType::fp32);
+        ends_->all_reduce(exchange, all, n, ends_sum_->dtype);
         for (const ParameterBuffers::Piece& piece : pieces)
             if (apart)
                 copy(exchange, piece.gradient, all + piece.range.first, bytes(piece.range.n));

@@ -13,6 +13,7 @@
 #include "parallel/mesh.h"
 #include "parallel/state/exchange.h"
 #include "parallel/state/gradient_sums.h"
+#include "parallel/state/grids.h"
 #include "parallel/state/parameter_buffers.h"
 
 namespace train_gpt {
@@ -20,12 +21,13 @@ namespace train_gpt {
 /// In a training step the model calls begin_step(), and then for each micro-batch sink() for each
 /// gradient that it is about to write, and ready() as soon as all gradients of a unit are written.
 /// A bucket whose units are ready is reduced while the model computes the others: in the last
-/// micro-batch, or where gradients stand alone in each. finish() then waits for the sums, which are
-/// in the buffers' pieces().
+/// micro-batch, or with ZeRO-2 and 3 in each. finish() then waits for the sums, which are in the
+/// buffers' pieces(). If sums are exact, each contribution to a gradient is rounded to its grid and
+/// added to integers (Grids).
 class Gradients {
   public:
-    /// `buffers` must live longer than the object.
-    explicit Gradients(const ParameterBuffers& buffers);
+    /// `buffers` and `grids` must live longer than the object. grids: null unless sums are exact.
+    explicit Gradients(const ParameterBuffers& buffers, Grids* grids = nullptr);
     /// The ranks that add up gradients, and with which buffers are registered. All ranks call it;
     /// `mesh` and `exchange` must live longer than the object. `tensor`: the ranks that add up
     /// gradients of whole tensors before; null: this one alone.
@@ -33,16 +35,25 @@ class Gradients {
 
     /// `micro_batches`: how many this rank computes in the step; `most`: how many any rank does.
     void begin_step(int micro_batches, int most);
-    /// Whether a micro-batch's gradients stand alone (Sharding): gradients are reduced, and weights
-    /// acquired, together with the other ranks in each micro-batch of the step.
+    /// Whether a micro-batch's gradients stand alone (Sharding), and whether they are reduced, and
+    /// weights acquired, together with the other ranks in each micro-batch of the step.
     bool stand_alone() const { return buffers_.sharding().gradients_stand_alone(); }
+    bool reduces_each() const { return buffers_.sharding().reduces_each(); }
+    /// With exact sums: while `only` is true, gradients are not added, and the ranks do not reduce
+    /// them. Their largest elements are found, from which the first grids follow.
+    void look_only(bool only) { looks_only_ = only; }
     /// Where a gradient of parameter i goes, for one kernel that writes it: the first one in a step
     /// overwrites, later ones add. Where gradients stand alone, the first one in a micro-batch
     /// overwrites, and gradients that were there before have been reduced for later work of the
     /// stream. −1: an empty sink.
     GradientSink sink(Stream& stream, int i);
-    /// All gradients of a unit have been written for one more micro-batch. Where gradients stand
-    /// alone, the units of a sweep (Parameter::sweep) become ready from the last unit down, and
+    /// The same for a kernel that computes few rows (GradientSink::exact), once in a micro-batch.
+    GradientSink sink_of_rows(Stream& stream, int i);
+    /// What has been written of a unit is one contribution to its gradients, and what will be
+    /// written is another one: exact sums round each by itself.
+    void end_contribution(Stream& stream, int unit);
+    /// All gradients of a unit have been written for one more micro-batch. Where ranks reduce in
+    /// each micro-batch, the units of a sweep (Parameter::sweep) become ready from the last unit down, and
     /// nothing writes gradients of another sweep, or for another micro-batch, between the first of
     /// them and the last.
     void ready(Stream& stream, int unit);
@@ -50,7 +61,7 @@ class Gradients {
     void skip(Stream& stream, int unit);
     /// Whether the ranks' collectives run beside a backward pass: the last micro-batch's, or any.
     bool exchanges_beside(bool last) const {
-        return shards_ && exchange_->beside() && (last || stand_alone());
+        return shards_ && exchange_->beside() && (last || reduces_each());
     }
     /// Calls `work` as soon as the sums of a bucket over all ranks are in its pieces: on a GPU with
     /// other ranks after the bucket's last reduction, concurrently with the backward pass of
@@ -83,6 +94,8 @@ class Gradients {
     int ends_slot() const { return replicas_slot(buckets().size()); }
 
     const ParameterBuffers& buffers_;
+    Grids* grids_;
+    bool looks_only_ = false;
     std::optional<GradientSum> ends_sum_;  // of a tied embedding that another stage holds, too
     Exchange* exchange_ = nullptr;
     int first_slot_ = 0;
@@ -91,10 +104,16 @@ class Gradients {
     TensorGroup* tensor_ = nullptr;
     std::shared_ptr<void> registration_;  // of the buffers, with shards_
     std::function<void(Stream&, size_t)> when_summed_ = [](Stream&, size_t) {};
-    std::vector<bool> written_;  // of each parameter: later gradients are added
-    std::vector<int> ready_;     // of each bucket: how often its units became ready in this step
+    std::vector<std::vector<int>> of_unit_;  // parameters
+    std::vector<bool> written_;              // of each parameter: later gradients are added
+    // With exact sums, of each parameter: later contributions are added; and the parameter of which
+    // rows have been added since the last contribution ended.
+    std::vector<bool> summed_;
+    std::optional<int> has_rows_;
+    ExactRows rows_;
+    std::vector<int> ready_;  // of each bucket: how often its units became ready in this step
     int micro_batches_ = 1;
-    // Where gradients stand alone, of each bucket: its gradients are being written; and of each
+    // Where ranks reduce in each micro-batch, of each bucket: its gradients are being written; and of each
     // turn, the bucket that was last.
     std::vector<bool> being_written_;
     std::optional<size_t> last_in_turn_[ParameterBuffers::turns];

@@ -51,6 +51,7 @@ struct Parameter {
     /// A sweep computes the gradients of consecutive units for a micro-batch, from the last unit
     /// down, without other gradients between them. Units of different sweeps do not share a bucket.
     int sweep = 0;
+    bool is_vocabulary = false;        // a row for each token; exact sums have one grid for all
     uint32_t id = 0;                   // its place in the whole model; keys its initial values
     bool decay = false;                // AdamW's weight decay applies
     std::optional<TensorSplit> split;  // none: each tensor-parallel rank holds all of it

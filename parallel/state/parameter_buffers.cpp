@@ -27,12 +27,19 @@ ParameterBuffers::ParameterBuffers(Arena& arena, std::vector<Parameter> paramete
       slots_(std::move(slots)) {
     for (const Parameter& p : parameters_)
         index_of_name_.emplace(p.name, static_cast<int>(index_of_name_.size()));
-    find_buckets();
+    find_units();
     allocate(arena);
     if (training()) find_pieces();
 }
 
-void ParameterBuffers::find_buckets() {
+void ParameterBuffers::find_units() {
+    range_of_unit_.resize(static_cast<size_t>(units()));
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+        const Range tensor{layout_.offset(static_cast<int>(i)), parameters_[i].padded_numel()};
+        Range& unit = range_of_unit_[static_cast<size_t>(parameters_[i].unit)];
+        const int64_t first = unit.n == 0 ? tensor.first : std::min(unit.first, tensor.first);
+        unit = {first, std::max(unit.end(), tensor.end()) - first};
+    }
     const std::vector<Bucket>& buckets = layout_.buckets();
     bucket_of_unit_.resize(static_cast<size_t>(units()));
     for (size_t b = buckets.size(); b-- > 0;)
@@ -59,7 +66,7 @@ void ParameterBuffers::allocate(Arena& arena) {
         of_place = is_embedding(b) ? range.end() : std::max(of_place, range.n);
     }
     const bool exchanges = training() && sharding_.size > 1;
-    const bool rounds = sharding_.reduce_dtype == DType::bf16;
+    const bool rounds = sharding_.dtype_between_ranks() == DType::bf16;
     Spans* const if_exchanged = exchanges ? &exchanged_ : nullptr;
     const auto take_whole_weights = [&](int64_t n) {
         void* const data = take(n, dtype_, Purpose::parameters, &whole_weights_);
@@ -85,15 +92,18 @@ void ParameterBuffers::allocate(Arena& arena) {
     const int64_t owned_numel = sharding_.is_split() ? layout_.shard_numel() : layout_.numel();
     if (dtype_ == DType::bf16) master_ = floats(owned_numel, Purpose::masters);
     Spans* const if_sent = rounds ? nullptr : if_exchanged;
-    const bool alone = sharding_.gradients_stand_alone();
-    gradient_ = alone ? floats(owned_numel, Purpose::gradients)
-                      : floats(layout_.numel(), Purpose::gradients, if_sent);
+    const bool each = sharding_.reduces_each();
+    gradient_ = each ? floats(owned_numel, Purpose::gradients)
+                     : floats(layout_.numel(), Purpose::gradients, if_sent);
     for (const OptimizerSlot& slot : slots_)
         slot_memory_.push_back(take(owned_numel, slot.dtype, Purpose::moments));
-    if (alone) {
+    if (each) {
         embedding_gradients_ = floats(embedding, Purpose::gradients, if_sent);
         for (size_t turn = 0; turn < turns; ++turn)
             block_gradients_[turn] = floats(largest_in_turn[turn], Purpose::gradients, if_sent);
+    } else if (sharding_.gradients_stand_alone()) {
+        const Range& most = *std::ranges::max_element(range_of_unit_, {}, &Range::n);
+        unit_gradients_ = floats(most.n, Purpose::gradients);
     }
     if (exchanges && rounds)
         rounded_gradients_ =
@@ -179,12 +189,18 @@ Tensor ParameterBuffers::weight(int i) const {
 
 float* ParameterBuffers::bucket_gradients(size_t b) const {
     const Bucket& bucket = layout_.buckets()[b];
-    if (!sharding_.gradients_stand_alone()) return gradient_ + bucket.range.first;
+    if (!sharding_.reduces_each()) return gradient_ + bucket.range.first;
     if (is_embedding(b)) return embedding_gradients_ + bucket.range.first;
     return block_gradients_[turn_of(b)];
 }
 
 float* ParameterBuffers::gradient_of_micro_batch(int i) const {
+    if (!unit_gradients_) return reduced_gradient(i);
+    const auto unit = static_cast<size_t>(parameters_[static_cast<size_t>(i)].unit);
+    return unit_gradients_ + (layout_.offset(i) - range_of_unit_[unit].first);
+}
+
+float* ParameterBuffers::reduced_gradient(int i) const {
     const size_t b = bucket_of_unit_[static_cast<size_t>(parameters_[static_cast<size_t>(i)].unit)];
     return bucket_gradients(b) + (layout_.offset(i) - layout_.buckets()[b].range.first);
 }

@@ -82,20 +82,23 @@ class ParameterBuffers {
     /// All memory that has weights as the model sees them.
     const std::vector<std::span<std::byte>>& whole_weights() const { return whole_weights_; }
 
-    /// Where the gradients of a bucket, and of a parameter, are written in a micro-batch.
+    /// What the ranks reduce: the sums of a bucket, and of a parameter, in this step or, where ranks
+    /// reduce in every micro-batch, of a micro-batch. int32 if sums are exact.
     float* bucket_gradients(size_t bucket) const;
+    float* reduced_gradient(int i) const;
+    /// Where the gradient of a parameter is written in a micro-batch.
     float* gradient_of_micro_batch(int i) const;
-    /// Where a micro-batch's gradients stand alone: the buffer, 0 or 1, in which gradients of a
+    /// Where ranks reduce gradients in every micro-batch: the buffer, 0 or 1, in which gradients of a
     /// bucket take turns with gradients of other buckets; −1: they have their own place.
     int turn_of_gradients(size_t bucket) const {
         return is_embedding(bucket) ? -1 : static_cast<int>(turn_of(bucket));
     }
-    /// The sums over micro-batches of the elements of a bucket that are this rank's.
+    /// The sums over micro-batches of the elements of a bucket that are this rank's; int32 if they
+    /// are exact.
     float* owned_gradients(const Bucket& bucket) const {
-        return gradient_ +
-               (sharding_.gradients_stand_alone() ? owned_offset(bucket) : owned(bucket).first);
+        return gradient_ + (sharding_.reduces_each() ? owned_offset(bucket) : owned(bucket).first);
     }
-    /// Room for the gradients of a bucket on their way; null unless reduce_dtype is bf16.
+    /// Room for the gradients of a bucket on their way; null unless sums are in bf16.
     bf16* rounded_gradients() const { return rounded_gradients_; }
     /// What ranks read and write with collectives: whole buffers, of the same sizes on all ranks.
     /// None in a group of one.
@@ -119,7 +122,7 @@ class ParameterBuffers {
     std::span<const Piece> pieces_of(int i) const;
 
   private:
-    void find_buckets();
+    void find_units();
     void allocate(Arena& arena);
     void find_pieces();
     /// Where the owned elements of a bucket lie in buffers that hold only such.
@@ -142,6 +145,7 @@ class ParameterBuffers {
     Sharding sharding_;
     BucketLayout layout_;
     std::vector<size_t> bucket_of_unit_;
+    std::vector<Range> range_of_unit_;
     void* weights_ = nullptr;  // all; with ZeRO-3 the owned ones
     // With ZeRO-3, where weights are gathered.
     void *gathered_embedding_ = nullptr, *gathered_head_ = nullptr, *gathered_[turns] = {};
@@ -150,10 +154,12 @@ class ParameterBuffers {
     float* master_ = nullptr;
     std::vector<OptimizerSlot> slots_;
     std::vector<void*> slot_memory_;
-    float* gradient_ = nullptr;  // all; the owned ones where a micro-batch's stand alone
+    float* gradient_ = nullptr;  // all; the owned ones where ranks reduce in every micro-batch
     std::vector<Piece> pieces_;
 
-    // Where gradients of a micro-batch stand alone. Unit 0 has a separate buffer, since its
+    // Where gradients of a micro-batch stand alone, and are reduced once in a step: a unit's.
+    float* unit_gradients_ = nullptr;
+    // Where ranks reduce in every micro-batch. Unit 0 has a separate buffer, since its
     // gradient is first written when the backward pass begins and last when it ends; the other
     // buckets take turns: one is reduced while the next is written.
     float* embedding_gradients_ = nullptr;

@@ -13,13 +13,25 @@ constexpr int sums_slot = 0;
 
 }  // namespace
 
+ParameterStore::ParameterStore(Arena& arena, std::vector<Parameter> parameters, DType dtype,
+                               Use use, const Sharding& sharding, std::vector<OptimizerSlot> slots,
+                               const std::vector<Parameter>& model)
+    : ParameterBuffers(arena, std::move(parameters), dtype, use, sharding, std::move(slots)),
+      grids_(use == Use::training && sharding.is_exact()
+                 ? std::optional<Grids>(std::in_place, arena, *this,
+                                        model.empty() ? this->parameters() : model)
+                 : std::nullopt),
+      weights(*this),
+      gradients(*this, grids()),
+      state(*this) {}
+
 void ParameterStore::connect(const Mesh& mesh, StepClock* clock, TensorGroup* tensor) {
     assert(mesh.layout().world() == sharding().world);
     if (sharding().world == 1) return;
     everyone_ = &mesh.everyone();
-    exchange_ = std::make_unique<Exchange>(
-        everyone_->exchange_stream(device()), std::vector<std::string>{mesh.name_of(*everyone_)},
-        clock);
+    exchange_ =
+        std::make_unique<Exchange>(everyone_->exchange_stream(device()),
+                                   std::vector<std::string>{mesh.name_of(*everyone_)}, clock);
     gradients.connect(mesh, *exchange_, tensor);
     weights.connect(mesh, *exchange_);
 }
@@ -29,6 +41,16 @@ void ParameterStore::gather_from_ranks(Stream& stream, double* out, const double
     exchange_->submit(stream, sums_slot, [&](Stream& exchange) {
         const TraceSpan span(TraceTrack::exchange, exchange, "gather sums");
         everyone_->all_gather(exchange, out, in, n, DType::fp64);
+    });
+    exchange_->hold(stream, sums_slot);
+}
+
+void ParameterStore::reduce_over_ranks(Stream& stream, void* data, int64_t n, DType dtype,
+                                       Reduction reduction) {
+    if (!everyone_) return;
+    exchange_->submit(stream, sums_slot, [&](Stream& exchange) {
+        const TraceSpan span(TraceTrack::exchange, exchange, "add sums");
+        everyone_->all_reduce(exchange, data, n, dtype, reduction);
     });
     exchange_->hold(stream, sums_slot);
 }

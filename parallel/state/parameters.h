@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,12 +20,11 @@ namespace train_gpt {
 /// the other ranks.
 class ParameterStore : public ParameterBuffers {
   public:
+    /// model: if sums are exact, all parameters of the model, by Parameter::id; empty: `parameters`
+    /// are all.
     ParameterStore(Arena& arena, std::vector<Parameter> parameters, DType dtype, Use use,
-                   const Sharding& sharding = {}, std::vector<OptimizerSlot> slots = {})
-        : ParameterBuffers(arena, std::move(parameters), dtype, use, sharding, std::move(slots)),
-          weights(*this),
-          gradients(*this),
-          state(*this) {}
+                   const Sharding& sharding = {}, std::vector<OptimizerSlot> slots = {},
+                   const std::vector<Parameter>& model = {});
     // The members refer to the buffers.
     ParameterStore(const ParameterStore&) = delete;
     ParameterStore& operator=(const ParameterStore&) = delete;
@@ -36,10 +36,18 @@ class ParameterStore : public ParameterBuffers {
     /// out [world·n] = in[n] of all ranks of the run, by rank, for later work of the stream. Not in
     /// a world of one.
     void gather_from_ranks(Stream& stream, double* out, const double* in, int64_t n);
+    /// data[n] becomes its sum or its maximum over all ranks of the run, for later work of the
+    /// stream.
+    void reduce_over_ranks(Stream& stream, void* data, int64_t n, DType dtype,
+                           Reduction reduction = Reduction::sum);
+    /// Null unless sums are exact.
+    Grids* grids() { return grids_ ? &*grids_ : nullptr; }
+    const Grids* grids() const { return grids_ ? &*grids_ : nullptr; }
 
   private:
     std::unique_ptr<Exchange> exchange_;  // null in a world of one
     Communicator* everyone_ = nullptr;
+    std::optional<Grids> grids_;
 
   public:
     Weights weights;

@@ -7,6 +7,13 @@
 
 namespace train_gpt {
 
+/// How gradients are added over micro-batches and ranks.
+enum class GradientSums : uint8_t {
+    fp32,   // in fp32
+    bf16,   // sums in memory in fp32, and rounded to bf16 on their way between ranks
+    exact,  // each micro-batch's gradients are rounded to grids and added as integers (grids.h)
+};
+
 struct Sharding {
     /// Among the ranks that the state is split over (shard × context; with ZeRO-0, which splits
     /// nothing, all that gradients are summed over).
@@ -23,13 +30,18 @@ struct Sharding {
     /// while a pass uses them.
     int zero = 1;
     int64_t bucket_elements = (int64_t{64} << 20) / 4;
-    /// Dtype of gradients on their way between ranks; sums in memory stay fp32.
-    DType reduce_dtype = DType::fp32;
+    GradientSums sums = GradientSums::fp32;
 
-    /// A micro-batch's gradients stand alone: kernels write them to memory of their own, and the
-    /// ranks reduce them in every micro-batch and add them to the sums of the step. Otherwise
-    /// kernels add them to the sums, which the ranks reduce once.
-    bool gradients_stand_alone() const { return zero >= 2; }
+    bool is_exact() const { return sums == GradientSums::exact; }
+    /// A micro-batch's gradients stand alone: kernels write them to memory of their own, from which
+    /// they are added to the sums of the step. Otherwise kernels add them to the sums.
+    bool gradients_stand_alone() const { return is_exact() || reduces_each(); }
+    /// The ranks reduce gradients in every micro-batch, not once in a step.
+    bool reduces_each() const { return zero >= 2; }
+    /// Of gradients on their way.
+    DType dtype_between_ranks() const {
+        return is_exact() ? DType::int32 : sums == GradientSums::bf16 ? DType::bf16 : DType::fp32;
+    }
     /// The state is split over the ranks of the group, not only held by each of them.
     bool is_split() const { return zero > 0; }
     /// The state that this rank updates is also updated by an earlier rank of its data-parallel

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/embedding.h"
 #include "kernels/exact_math.h"
 #include "test/kernels/kernel_test.h"
 
@@ -57,7 +58,8 @@ std::vector<float> gradients_of(const Model& model, float largest = 1) {
 struct Arrays {
     const Model& model;
     SharedArray<float> gradient;
-    SharedArray<int32_t> sums, exponents, scales, overflow{1};
+    SharedArray<int32_t> sums, exponents, scales, overflow{1}, stale{1};
+    SharedArray<int64_t> lost{1};
     SharedArray<int64_t> maxima, not_finite, totals;
     SharedArray<float> largest;
 
@@ -79,7 +81,8 @@ struct Arrays {
         for (int64_t& s : maxima.values()) s = 0;
         for (int64_t& n : not_finite.values()) n = 0;
         for (int64_t& n : totals.values()) n = 0;
-        overflow.values()[0] = 0;
+        overflow.values()[0] = stale.values()[0] = 0;
+        lost.values()[0] = 0;
     }
     void set(const std::vector<float>& values) {
         std::ranges::copy(values, gradient.values().begin());
@@ -102,8 +105,17 @@ struct Arrays {
                                               .exponents = exponents.data() + block,
                                               .maxima = maxima.data() + block,
                                               .not_finite = not_finite.data() + t,
+                                              .lost = lost.data(),
                                               .accumulate = accumulate};
                       }));
+    }
+    void update(Stream& stream, int64_t contributions) {
+        update_grids(stream, {.exponents = exponents.data(),
+                              .maxima = maxima.data(),
+                              .tensors = model.tensors,
+                              .contributions = contributions,
+                              .overflow = overflow.data(),
+                              .stale = stale.data()});
     }
     void find_first(Stream& stream, int64_t contributions) {
         block_maxima(stream, segments<LargestSegment>([&](size_t t, int64_t first, int64_t block) {
@@ -134,6 +146,7 @@ TEST_CASE("gradients are rounded to their block's grid and added as integers", "
         const auto exponents = arrays.exponents.values();
         std::vector<int64_t> sums(static_cast<size_t>(model.elements)),
             units(static_cast<size_t>(model.blocks));
+        int64_t lost = 0;
         const int64_t micro_batches = random_int(1, 4);
         for (int64_t m = 0; m < micro_batches; ++m) {
             const std::vector<float> g = gradients_of(model);
@@ -143,7 +156,9 @@ TEST_CASE("gradients are rounded to their block's grid and added as integers", "
             for (size_t t = 0; t < model.sizes.size(); ++t)
                 for (int64_t k = 0; k < model.sizes[t]; ++k, ++i) {
                     const auto b = static_cast<size_t>(model.tensors[t].first + k / norm_block);
-                    sums[i] += nearest_even(std::ldexp(g[i], -exponents[b]));
+                    const int64_t q = nearest_even(std::ldexp(g[i], -exponents[b]));
+                    sums[i] += q;
+                    lost += q == 0 && g[i] != 0 ? 1 : 0;
                 }
             i = 0;
             for (size_t t = 0; t < model.sizes.size(); ++t)
@@ -163,6 +178,108 @@ TEST_CASE("gradients are rounded to their block's grid and added as integers", "
         const auto maxima = arrays.maxima.values();
         for (size_t b = 0; b < units.size(); ++b) REQUIRE(maxima[b] == units[b]);
         for (const int64_t n : arrays.not_finite.values()) CHECK(n == 0);
+        CHECK(arrays.lost.values()[0] == lost);
+    }
+}
+
+TEST_CASE("integers may take the place of the gradients that they are rounded from", "[cuda]") {
+    ON_EACH_DEVICE();
+    const Model model;
+    Arrays arrays(model);
+    TestStream stream;
+    for (int32_t& e : arrays.exponents.values()) e = static_cast<int32_t>(random_int(-24, -12));
+    arrays.set(gradients_of(model));
+    arrays.add(stream, false);
+    const std::vector<int32_t> apart(arrays.sums.values().begin(), arrays.sums.values().end());
+    auto segments = arrays.segments<ExactSegment>([&](size_t t, int64_t first, int64_t block) {
+        return ExactSegment{.gradient = arrays.gradient.data() + first,
+                            .sums = reinterpret_cast<int32_t*>(arrays.gradient.data() + first),
+                            .n = model.sizes[t],
+                            .exponents = arrays.exponents.data() + block,
+                            .maxima = arrays.maxima.data() + block,
+                            .not_finite = arrays.not_finite.data() + t,
+                            .lost = arrays.lost.data()};
+    });
+    round_and_add(stream, segments);
+    const auto found = arrays.gradient.values();
+    for (size_t i = 0; i < apart.size(); ++i)
+        REQUIRE(std::bit_cast<int32_t>(static_cast<float>(found[i])) == apart[i]);
+}
+
+TEST_CASE("an embedding's rows are rounded once they are complete", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (int repeat = 0; repeat < 4; ++repeat) {
+        TestStream stream(1 << 20);
+        const int64_t B = random_int(1, 3), T = random_int(1, 60), V = random_int(3, 50),
+                      C = random_int(0, 1) ? 8 * random_int(1, 20) : random_int(1, 100),
+                      first_token = random_int(0, 2);
+        const auto n = static_cast<size_t>(B * T), all = static_cast<size_t>(V * C);
+        const SharedArray<int32_t> tokens(n), sums(all), exponent(1);
+        const SharedArray<float> dout(n * static_cast<size_t>(C));
+        const SharedArray<uint32_t> largest(1);
+        const SharedArray<int64_t> maxima(3), not_finite(1);
+        // Frequent tokens make long runs; some are in another rank's part of the vocabulary.
+        for (int32_t& t : tokens.values())
+            t = static_cast<int32_t>(random_int(0, 1) ? first_token : random_int(0, V + 3));
+        std::ranges::copy(random_normal(dout.values().size()), dout.values().begin());
+        const auto e = static_cast<int32_t>(random_int(-20, -10));
+        exponent.values()[0] = e, largest.values()[0] = 0, not_finite.values()[0] = 0;
+        for (int64_t& s : maxima.values()) s = 3;
+        const bool accumulate = random_int(0, 1) == 1;
+        std::vector<int32_t> expected(all);
+        for (size_t i = 0; i < all; ++i) {
+            sums.values()[i] = static_cast<int32_t>(random_int(-1000, 1000));
+            if (accumulate) expected[i] = sums.values()[i];
+        }
+        const std::vector<int32_t> before(sums.values().begin(), sums.values().end());
+        std::vector<float> of_rows(all);
+        // The reference takes fp32 sums from the kernel itself; its own test compares those.
+        const SharedArray<float> in_fp32(all);
+        EmbeddingBackward args{.dw = {in_fp32.data(), DType::fp32, false},
+                               .dpositions = {},
+                               .dout = {dout.data(), DType::fp32, {B, T, C}},
+                               .tokens = tokens.data(),
+                               .vocab_rows = V,
+                               .first_token = first_token};
+        embedding_backward(stream, args);
+        float most = 0;
+        for (size_t i = 0; i < all; ++i) {
+            const float g = in_fp32.values()[i];
+            most = std::max(most, std::fabs(g));
+            expected[i] += static_cast<int32_t>(nearest_even(std::ldexp(g, -e)));
+        }
+        ExactRows rows{.exponent = exponent.data(), .largest = largest.data(), .looks_only = true};
+        args.dw = {sums.data(), DType::int32, accumulate, &rows};
+        CAPTURE(B, T, C, V, first_token, accumulate, e);
+        embedding_backward(stream, args);
+        CHECK(std::ranges::equal(sums.values(), before));
+        CHECK(std::bit_cast<float>(static_cast<uint32_t>(largest.values()[0])) == most);
+        rows.looks_only = false;
+        embedding_backward(stream, args);
+        const auto found = sums.values();
+        for (size_t i = 0; i < all; ++i) REQUIRE(found[i] == expected[i]);
+        count_largest(stream, {.largest = largest.data(),
+                               .exponent = exponent.data(),
+                               .maxima = maxima.data(),
+                               .blocks = 2,
+                               .not_finite = not_finite.data()});
+        const auto units = static_cast<int64_t>(std::ceil(std::ldexp(double{most}, -e)));
+        CHECK(maxima.values()[0] == 3 + units);
+        CHECK(maxima.values()[1] == 3 + units);
+        CHECK(maxima.values()[2] == 3);
+        CHECK(largest.values()[0] == 0);
+        CHECK(not_finite.values()[0] == 0);
+        // Not finite
+        dout.values()[0] = std::numeric_limits<float>::infinity();
+        tokens.values()[0] = static_cast<int32_t>(first_token);
+        embedding_backward(stream, args);
+        count_largest(stream, {.largest = largest.data(),
+                               .exponent = exponent.data(),
+                               .maxima = maxima.data(),
+                               .blocks = 1,
+                               .not_finite = not_finite.data()});
+        CHECK(not_finite.values()[0] == 1);
+        CHECK(maxima.values()[0] == 3 + units + (int64_t{1} << 40));
     }
 }
 
@@ -284,8 +401,7 @@ TEST_CASE("grids leave the headroom at first, become coarser at once and finer b
             std::ranges::copy(first, arrays.exponents.values().begin());
             arrays.overflow.values()[0] = 0;
             find_overflow(stream, arrays.overflow.data(), arrays.maxima.data(), model.blocks);
-            update_grids(stream, arrays.exponents.data(), arrays.maxima.data(), model.tensors,
-                         contributions, arrays.overflow.data());
+            arrays.update(stream, contributions);
             CHECK(arrays.overflow.values()[0] == 0);
             const auto next = arrays.exponents.values();
             for (size_t i = 0; i < now.size(); ++i) {
@@ -305,8 +421,12 @@ TEST_CASE("grids leave the headroom at first, become coarser at once and finer b
         for (int64_t& s : arrays.maxima.values()) s = 1;
         arrays.maxima.values()[bad] = int_limit;
         find_overflow(stream, arrays.overflow.data(), arrays.maxima.data(), model.blocks);
-        update_grids(stream, arrays.exponents.data(), arrays.maxima.data(), model.tensors,
-                     contributions, arrays.overflow.data());
+        // After an earlier step that will come again, nothing changes.
+        arrays.stale.values()[0] = 1;
+        arrays.update(stream, contributions);
+        CHECK(std::ranges::equal(arrays.exponents.values(), first));
+        arrays.stale.values()[0] = 0;
+        arrays.update(stream, contributions);
         CHECK(arrays.overflow.values()[0] == 1);
         const auto after = arrays.exponents.values();
         CHECK(after[bad] == first[bad] + headroom + 1);

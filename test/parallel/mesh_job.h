@@ -35,6 +35,7 @@ struct MeshCase {
     const char* dtype = "fp32";
     int tensor = 1, data = 1, zero = 0, shard_ranks = 0, context = 1;
     bool has_documents = false;
+    bool exact = false;  // parallel.sums
     struct Stages {
         int ranks = 1;
         const char* schedule = "1f1b";
@@ -58,6 +59,7 @@ class MeshRow {
     constexpr MeshRow shard_ranks(int ranks) const { return with(&MeshCase::shard_ranks, ranks); }
     constexpr MeshRow context(int ranks) const { return with(&MeshCase::context, ranks); }
     constexpr MeshRow documents() const { return with(&MeshCase::has_documents, true); }
+    constexpr MeshRow exact() const { return with(&MeshCase::exact, true); }
     constexpr MeshRow pipeline(int ranks, const char* schedule = "1f1b",
                                int stages_per_rank = 1) const {
         return with(&MeshCase::pipeline, {ranks, schedule, stages_per_rank});
@@ -80,8 +82,9 @@ constexpr MeshRow trains(const char* family, int micro_batches) {
 inline std::string name_of(const MeshCase& c) {
     return concat("tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ",
                   c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype,
-                  ", context ", c.context, c.has_documents ? ", documents" : "", ", pipeline ",
-                  c.pipeline.ranks, " ", c.pipeline.schedule, " × ", c.pipeline.per_rank);
+                  ", context ", c.context, c.has_documents ? ", documents" : "",
+                  c.exact ? ", exact" : "", ", pipeline ", c.pipeline.ranks, " ",
+                  c.pipeline.schedule, " × ", c.pipeline.per_rank);
 }
 
 /// The configuration of a case, the same for the same seed; of one rank if `split` is false.
@@ -120,6 +123,7 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
         "optimizer.epsilon=0.001",  // as in training_job.h
         "optimizer.grad_clip=0.5", "schedule.steps=20", "schedule.warmup_steps=3",
         concat("precision.dtype=", c.dtype), "kernels.autotune=off",
+        concat("parallel.sums=", c.exact ? "exact" : "fp32"),
         concat("parallel.bucket_mb=", bucket_mb[seed % 4])};
     const int chunks = from(1, 2), keeps = from(0, 1);
     if (split)
@@ -149,14 +153,16 @@ class MeshRun {
           arena_(allocate(plan_memory({config, spec_, dtype_, Recompute::none, ranks()}, device,
                                       mesh_.rank()))),
           trainer_({config, spec_, dtype_, Recompute::none, ranks()}, arena_, mesh_.rank()),
-          loader_(
-              {{std::make_shared<TokenShards>("synthetic", static_cast<uint32_t>(spec_.vocab_size)),
-                1}},
-              loading(config)) {
+          loader_({sources()}, loading(config)) {
         if (choose) choose(trainer_);
         trainer_.connect(mesh_);
         trainer_.parameters.state.initialize(config.seed);
         trainer_.parameters.weights.gather_all(trainer_.stream);
+        if (config.parallel.sums != GradientSums::exact) return;
+        LoaderOptions options = loading(config);
+        options.rank = 0, options.world = 1;
+        TrainLoader first({sources()}, options);
+        trainer_.choose_first_grids(first);
     }
 
     const Mesh& mesh() const { return mesh_; }
@@ -201,8 +207,8 @@ class MeshRun {
         trainer_.stream.synchronize();
     }
 
-    /// The last gradient sums of every parameter over all ranks, on all of them.
-    std::vector<std::vector<double>> gradients() {
+    /// A state of every parameter (ParameterState), put together from all ranks, on all of them.
+    std::vector<std::vector<double>> values_of(std::string_view state) {
         const ParameterStore& store = trainer_.parameters;
         const Sharding& s = store.sharding();
         const bool is_copy = s.replica > 0 || (s.zero == 0 && s.rank > 0);
@@ -214,15 +220,32 @@ class MeshRun {
                 i >= 0 && store.parameters()[static_cast<size_t>(i)].tied_to.empty();
             const bool is_whole_copy =
                 is_here && !store.parameters()[static_cast<size_t>(i)].is_part() && s.tensor > 0;
-            if (is_here && !is_copy && !is_whole_copy)
-                store.state.read(ParameterState::gradient, i, 0, mine);
+            if (is_here && !is_copy && !is_whole_copy) store.state.read(state, i, 0, mine);
             std::vector<double>& sums = all.emplace_back(mine.begin(), mine.end());
             mesh_.world().all_reduce_sum(sums);
         }
         return all;
     }
+    /// The last gradient sums over all ranks.
+    std::vector<std::vector<double>> gradients() { return values_of(ParameterState::gradient); }
+
+    /// Where exact sums overflow, the step comes again.
+    StepOutcome exact_step() {
+        for (;;) {
+            const StepOutcome outcome = step();
+            if (!outcome.state.overflow) return outcome;
+            ++repeated_;
+            trainer_.optimizer.clear_overflow();
+            loader_.seek(--steps_);
+        }
+    }
+    int repeated() const { return repeated_; }
 
   private:
+    TrainSource sources() const {
+        return {std::make_shared<TokenShards>("synthetic", static_cast<uint32_t>(spec_.vocab_size)),
+                1};
+    }
     LoaderOptions loading(const Config& config) const {
         LoaderOptions options = loader_options(config, mesh_.layout(), mesh_.rank());
         if (config.data.document_mask) options.document_boundary = 0;
@@ -237,6 +260,7 @@ class MeshRun {
     Trainer trainer_;
     TrainLoader loader_;
     int64_t steps_ = 0;
+    int repeated_ = 0;
 };
 
 /// Gives each of the next cases, as many as fit, a part of the ranks, until all have had one.

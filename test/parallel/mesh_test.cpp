@@ -556,7 +556,7 @@ TEST_CASE("ranks: rounded sums", "[.ranks]") {
         const uint64_t of_case = seed + number;
         CAPTURE(mesh_job::name_of(c), of_case, owner);
         Config config = config_of(c, of_case, "cpu");
-        config.parallel.reduce_dtype = DType::bf16;
+        config.parallel.sums = GradientSums::bf16;
         MeshRun run(part, Device{}, config);
         run.lone_micro_batch(owner, of_case);
         const auto gradients = run.gradients();

@@ -80,32 +80,32 @@ TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
     Activity activity;
     const Mesh mesh(world, {}, open_communicator(world, device, activity));
     for (int zero = std::atoi(std::getenv("FROM_STAGE")); zero <= 3; ++zero) {
-        for (const DType reduce : {DType::fp32, DType::bf16}) {
+        for (const GradientSums sums : {GradientSums::fp32, GradientSums::bf16}) {
             const Config config = config_of({"model.n_layer=3", "model.n_embd=32", "model.n_head=2",
                                              "model.vocab_size=900", "parallel.bucket_mb=0.04"});
             Sharding sharding =
                 sharding_of({config, {}, DType::bf16, Recompute::none, world.size()}, world.rank());
             sharding.zero = zero;
-            sharding.reduce_dtype = reduce;
+            sharding.sums = sums;
             const std::vector<Parameter> parameters =
                 registry_of(spec_of(config, config.model.vocab_size)).parameters;
-            const auto sums = static_cast<int64_t>(parameters.size()) + 2;
+            const StepNumbers numbers{.fp64 = static_cast<int64_t>(parameters.size()) + 2};
             const auto store = [&](Arena& arena) {
                 return std::make_unique<ParameterStore>(arena, parameters, DType::bf16,
                                                         ParameterStore::Use::training, sharding);
             };
             const uint64_t whole = memory_available(device);
             do_first_collectives(mesh, device, parameters, sharding,
-                                 {.dtype = DType::bf16, .sums = sums});
+                                 {.dtype = DType::bf16, .sums = numbers});
             Arena plan = Arena::counting(device);
             store(plan);
             auto* unused =
-                plan.take(static_cast<size_t>(sums * (1 + world.size())) * 8, Purpose::buffers);
+                plan.take(static_cast<size_t>(numbers.fp64 * (1 + world.size())) * 8, Purpose::buffers);
             static_cast<void>(unused);
             Arena arena(device, plan);
             const auto trained = store(arena);
             auto* mine = static_cast<double*>(
-                arena.take(static_cast<size_t>(sums * (1 + world.size())) * 8, Purpose::buffers));
+                arena.take(static_cast<size_t>(numbers.fp64 * (1 + world.size())) * 8, Purpose::buffers));
             const uint64_t left = memory_available(device);
             // The collectives of a step, which find nothing to take any more
             trained->connect(mesh);
@@ -114,11 +114,11 @@ TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
             for (int unit = trained->units() - 1; unit >= 0; --unit)
                 trained->gradients.ready(stream, unit);
             trained->gradients.finish(stream);
-            trained->gather_from_ranks(stream, mine + sums, mine, sums);
+            trained->gather_from_ranks(stream, mine + numbers.fp64, mine, numbers.fp64);
             trained->weights.gather_all(stream);
             trained->weights.acquire(stream, 0);
             stream.synchronize();
-            CAPTURE(zero, name_of(reduce), whole, left);
+            CAPTURE(zero, (sums == GradientSums::bf16 ? "bf16" : "fp32"), whole, left);
             CHECK(memory_available(device) == left);
         }
     }

@@ -313,7 +313,7 @@ TEST_CASE("ZeRO's stage is the one with the least time of a step for the link", 
     CHECK(fit_with(shape, 1.05 * equal).zero == 2);
     CHECK(fit_with(shape, equal / 1.05).zero == 1);
     // With fewer bytes for gradients, slower links do.
-    config.parallel.reduce_dtype = DType::bf16;
+    config.parallel.sums = GradientSums::bf16;
     const RunShape rounded(config, spec, DType::bf16, Recompute::none, 8);
     CHECK(fit_with(rounded, equal / 1.05).zero == 2);
     CHECK(fit_with(rounded, equal / 2.1).zero == 1);

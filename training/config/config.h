@@ -14,6 +14,7 @@
 #include "model/recompute.h"
 #include "model/spec.h"
 #include "parallel/pipeline/pipeline_schedule.h"
+#include "parallel/state/sharding.h"
 #include "training/config/one_of.h"
 
 namespace train_gpt {
@@ -33,11 +34,11 @@ struct WordsOf<Decay> {
                                            {"wsd", Decay::wsd}};
 };
 
-/// The dtype in which tensors are computed or sent.
 template <>
-struct WordsOf<DType> {
-    static constexpr Word<DType> list[] = {{name_of(DType::fp32), DType::fp32},
-                                           {name_of(DType::bf16), DType::bf16}};
+struct WordsOf<GradientSums> {
+    static constexpr Word<GradientSums> list[] = {{"exact", GradientSums::exact},
+                                                  {"fp32", GradientSums::fp32},
+                                                  {"bf16", GradientSums::bf16}};
 };
 
 /// std::nullopt: the program chooses.
@@ -254,7 +255,7 @@ struct Config {
         std::optional<int> zero = 1;             // ZeRO's stage: 0 to 3; nothing: auto
         int shard_ranks = 0;                     // 0: all data-parallel ranks
         double bucket_mb = 64;                   // MiB of fp32 gradients in a bucket
-        OneOf<DType> reduce_dtype = DType::fp32;
+        OneOf<GradientSums> sums = GradientSums::fp32;
         double timeout_seconds = 300;
         bool encrypt = false;   // encrypts what ranks without MPI send each other on CPUs
         int nccl_max_ctas = 0;  // 0: NCCL chooses

@@ -39,6 +39,7 @@ class Checks {
         tensor();
         context();
         schedule();
+        sums();
         // MeshLayout refuses the same sizes, but does not know what else a size must fit.
         if (world_ > 1) refuse_if(mesh_problem(world_, mesh_sizes(config_)));
     }
@@ -49,6 +50,7 @@ class Checks {
     void tensor() const;
     void context() const;
     void schedule() const;
+    void sums() const;
 
     DecoderSpec spec() const {
         try {
@@ -292,6 +294,18 @@ void Checks::context() const {
            changed.batch.tokens_per_step != config_.batch.tokens_per_step
                ? concat(", with batch.tokens_per_step=", changed.batch.tokens_per_step)
                : "");
+}
+
+void Checks::sums() const {
+    const auto& p = config_.parallel;
+    if (p.sums != GradientSums::exact) return;
+    if (p.reserved_sms > 0)
+        refuse("parallel.reserved_sms = ", p.reserved_sms,
+               " chooses other products on several ranks than on one, so parallel.sums = \"exact\" "
+               "cannot give the same bits; set it to 0");
+    if (config_.batch.micro_batch > 0)
+        if (const std::string problem = contributions_problem(config_); !problem.empty())
+            refuse(problem);
 }
 
 void Checks::schedule() const {

@@ -277,8 +277,12 @@ constexpr ConfigKey table[] = {
      "the same. It must divide the number of data-parallel ranks. 0: all of them."},
     {KEY(parallel.bucket_mb), above_up_to(0, 1048576),
      "Gradients are reduced in buckets of whole blocks with at least this many MiB of fp32 each."},
-    {KEY(parallel.reduce_dtype), one_of<DType>(),
-     "Dtype in which gradients are sent between ranks; `bf16` halves the traffic and rounds them."},
+    {KEY(parallel.sums), one_of<GradientSums>(),
+     "How gradients are added over micro-batches and ranks. `fp32`. `bf16`: they are sent between "
+     "ranks in bf16, which halves the traffic and rounds them. `exact`: each micro-batch's "
+     "gradients are rounded to multiples of a power of two and added as integers, so that losses "
+     "and weights are bit for bit the same on any number of data-parallel ranks. Earlier versions "
+     "called this key `parallel.reduce_dtype`."},
     {KEY(parallel.timeout_seconds), greater_than(0),
      "If a rank makes no progress for this long, the watchdog considers it hung and ends the job."},
     {KEY(parallel.encrypt), any_text(),
@@ -349,6 +353,7 @@ bool is_optional_number(const KeyField& field) {
 std::span<const ConfigKey> config_keys() { return table; }
 
 const ConfigKey* find_config_key(std::string_view path) {
+    if (path == "parallel.reduce_dtype") path = "parallel.sums";
     for (const ConfigKey& key : table)
         if (key.path == path) return &key;
     return nullptr;

@@ -20,14 +20,13 @@ namespace train_gpt {
 /// The address of a key's value in a Config. The pointer's type is the key's type.
 using TrainSources = std::vector<Config::Data::Source>;
 using WholeNumbers = std::vector<int>;
-using KeyField =
-    std::variant<int*, std::optional<int>*, int64_t*, uint64_t*, double*, bool*, std::string*,
-                 TrainSources*, WholeNumbers*, OneOf<PipelineKind>*, OneOf<Decay>*, OneOf<DType>*,
-                 OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
-                 OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
-                 OneOf<std::optional<Biases>>*, OneOf<std::optional<bool>>*,
-                 OneOf<std::optional<Positions>>*, OneOf<RopeScaling>*,
-                 OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
+using KeyField = std::variant<
+    int*, std::optional<int>*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*,
+    WholeNumbers*, OneOf<PipelineKind>*, OneOf<Decay>*, OneOf<GradientSums>*,
+    OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
+    OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
+    OneOf<std::optional<Biases>>*, OneOf<std::optional<bool>>*, OneOf<std::optional<Positions>>*,
+    OneOf<RopeScaling>*, OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
 
 /// Whether values are texts or words.
 bool is_text(const KeyField& field);
@@ -70,7 +69,7 @@ struct ConfigKey {
 /// Every key, in the order in which the configuration is printed.
 std::span<const ConfigKey> config_keys();
 
-/// Null if there is no such key.
+/// Null if there is no such key. Also finds a key by its name in earlier versions.
 const ConfigKey* find_config_key(std::string_view path);
 
 /// The two parts of a path. A path without a section has an empty section.

@@ -8,6 +8,7 @@
 #include "model/families/family.h"
 #include "model/stage.h"
 #include "parallel/pipeline/stage_layers.h"
+#include "parallel/state/grids.h"
 #include "tokenizer/formats.h"
 #include "training/config/known_data.h"
 #include "training/watch/step_sums.h"
@@ -115,7 +116,7 @@ Sharding sharding_of(const RunShape& shape, int rank) {
         {.zero = p.zero.value_or(1),
          .tied_head = shape.spec.tied_head,
          .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
-         .reduce_dtype = p.reduce_dtype});
+         .sums = p.sums});
 }
 
 TensorOptions tensor_options(const Config& config, const TensorRank& tensor) {
@@ -157,14 +158,37 @@ RankRegistry registry_of_rank(const RunShape& shape, int rank) {
         rank_registry(registry_of(shape.spec), layers_of_stages(shape),
                       mesh.at(Axis::pipeline, rank), mesh.size(Axis::pipeline), tensor);
     const auto& p = shape.config.parallel;
-    if (sharding_of(shape, rank).gradients_stand_alone())
+    if (sharding_of(shape, rank).reduces_each())
         number_sweeps(registry, p.pipeline > 1 && p.schedule == PipelineKind::zero_bubble);
     return registry;
 }
 
-int64_t sums_of_step(const RunShape& shape) {
-    return StepSums::count(static_cast<int>(shape.config.data.train.size())) +
-           std::ssize(registry_of(shape.spec).parameters);
+StepNumbers sums_of_step(const RunShape& shape) {
+    const int64_t losses = StepSums::count(static_cast<int>(shape.config.data.train.size()));
+    const Registry model = registry_of(shape.spec);
+    if (shape.config.parallel.sums == GradientSums::exact)
+        return {.fp64 = losses,
+                .int64 = GridLayout(model.parameters, shape.mesh.size(Axis::tensor)).sums()};
+    return {.fp64 = losses + std::ssize(model.parameters)};
+}
+
+int64_t contributions_of_step(const RunShape& shape) {
+    const Config& config = shape.config;
+    if (config.parallel.sums == GradientSums::exact)
+        if (const std::string problem = contributions_problem(config); !problem.empty())
+            throw Error(problem);
+    return config.micro_batches_per_step() * config.parallel.context;
+}
+
+std::string contributions_problem(const Config& config) {
+    // With more, each is rounded to fewer than 18 bits, which fp32 sums exceed (docs/learning.md).
+    constexpr int64_t most = 2048;
+    const int64_t micro_batches = config.micro_batches_per_step(), parts = config.parallel.context;
+    if (micro_batches * parts <= most) return "";
+    return concat("parallel.sums = \"exact\" adds up to ", most,
+                  " gradients in a step, but a step has ", micro_batches, " micro-batches",
+                  parts > 1 ? concat(" on ", parts, " context-parallel ranks each") : "",
+                  "; raise batch.micro_batch, or use parallel.sums=fp32");
 }
 
 StepSizes sizes_of_step(const RunShape& shape, const Device& device,
@@ -174,6 +198,9 @@ StepSizes sizes_of_step(const RunShape& shape, const Device& device,
     StepSizes sizes{
         .dtype = shape.dtype,
         .sums = sums_of_step(shape),
+        .grids = shape.config.parallel.sums == GradientSums::exact
+                     ? GridLayout(registry_of(shape.spec).parameters, tensors).blocks()
+                     : 0,
         .width = shape.spec.n_embd,
         .vocabulary = tensors * part_extent(shape.spec.vocab_size, vocab_multiple, tensors),
         .tensor_chunks = shape.config.parallel.tensor_chunks};

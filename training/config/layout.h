@@ -81,8 +81,13 @@ RankRegistry registry_of_rank(const RunShape& shape, int rank);
 std::vector<int> layers_of_stages(const RunShape& shape);
 /// The pipeline of a step with the most micro-batches. config.batch.micro_batch must be given.
 PipelineShape pipeline_shape(const RunShape& shape);
-/// The fp64 numbers that ranks add up in each step: losses, and a norm for each tensor.
-int64_t sums_of_step(const RunShape& shape);
+/// What ranks add up in each step besides gradients: losses, and norms.
+StepNumbers sums_of_step(const RunShape& shape);
+/// The gradients that are added up in a step, for exact sums: a micro-batch gives one on each
+/// context-parallel rank. Throws Error if they are too many.
+int64_t contributions_of_step(const RunShape& shape);
+/// What is wrong with their number; empty if nothing is.
+std::string contributions_problem(const Config& config);
 /// For a micro-batch of one of so many sequences, from the fewest to the most. Of numbers between,
 /// those are taken that are at least twice the one before.
 StepSizes sizes_of_step(const RunShape& shape, const Device& device,

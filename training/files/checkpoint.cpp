@@ -16,6 +16,7 @@
 #include "training/commands/version.h"
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
+#include "training/files/grids_file.h"
 #include "training/files/optimizer_files.h"
 
 namespace train_gpt {
@@ -152,6 +153,8 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                 write_file(add("train_gpt.json"), to_json(contents.config));
                 write_choices(directory, contents.choices);
                 add("choices.json");
+                if (const Grids* grids = parameters.grids(); grids && grids->known())
+                    add(write_grids(directory, *grids));
                 if (contents.position) {
                     write_position(directory, *contents.position);
                     add("position.json");

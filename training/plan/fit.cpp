@@ -50,7 +50,7 @@ class StepTime {
         const double micro_batch = (static_cast<double>(tokens) + fixed_tokens_) * token_ *
                                    cost[static_cast<size_t>(shape.recompute)];
         const double compute = static_cast<double>(busiest) * micro_batch;
-        const bool in_every_one = sharding_of(shape, 0).gradients_stand_alone();
+        const bool in_every_one = sharding_of(shape, 0).reduces_each();
         return compute + exposed(shape, in_every_one ? compute : micro_batch);
     }
 

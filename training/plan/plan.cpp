@@ -29,7 +29,7 @@ std::string traffic_line(const RunShape& shape) {
                               shape.config.parallel.zero.value(), ": ");
     for (const auto& [group, bytes] : most_traffic(shape))
         text += concat(format_bytes(static_cast<uint64_t>(bytes)), " along ", group, ", ");
-    return text + concat("gradients in ", name_of(sharding.reduce_dtype), ", in ",
+    return text + concat("gradients in ", name_of(sharding.dtype_between_ranks()), ", in ",
                          layout.buckets().size(), " buckets\n");
 }
 

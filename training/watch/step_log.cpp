@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/families/family.h"
 #include "training/plan/datasheet.h"
 
 namespace train_gpt {
@@ -20,6 +21,16 @@ StepSize size_of_step(const RunStart& start) {
             .peak_flops = start.peak_flops,
             .datasheet_flops = datasheet_flops(trainer.stream.device, trainer.parameters.dtype())};
 }
+
+namespace {
+
+/// Elements of all gradients of a step's micro-batches.
+double elements_of_step(const RunStart& start) {
+    return static_cast<double>(registry_of(start.data.spec()).numel()) *
+           static_cast<double>(start.trainer.optimizer.contributions());
+}
+
+}  // namespace
 
 StepLog::StepLog(const RunStart& start, Progress& progress, MetricsLog& metrics)
     : start_(start),
@@ -42,9 +53,18 @@ void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) 
     const bool logged =
         number % start_.config.log.every == 0 || number == 1 || number == schedule.steps();
     if (!logged && number != schedule.start().step + 1) return;
+    rounded_to_zero_ = static_cast<double>(outcome.state.lost) / elements_of_step(start_);
     const StepReport report = report_of(number, outcome);
     progress_.report(report);
     if (logged) write(report, outcome.sums);
+}
+
+void StepLog::repeat(int64_t number) {
+    restart_time();
+    if (++repeated_ > 1) return;
+    progress_.say(concat("note: gradients of step ", number,
+                         " are larger than the grids of parallel.sums=exact allow, so the step is "
+                         "computed again; metrics.jsonl counts such steps as repeated_steps"));
 }
 
 StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
@@ -91,6 +111,10 @@ void StepLog::write(const StepReport& r, const StepSums& sums) {
         fields.emplace_back("exposed_ms/" + group, 1e3 * seconds);
     if (const double share = bubble_share(r.times); share > 0) fields.emplace_back("bubble", share);
     for (const auto& [group, bytes] : sent_) fields.emplace_back("bytes_sent/" + group, bytes);
+    if (start_.config.parallel.sums == GradientSums::exact) {
+        fields.emplace_back("repeated_steps", repeated_);
+        fields.emplace_back("rounded_to_zero", rounded_to_zero_);
+    }
     const MetricsLog::Fields more = fields_of_data(r.step, sums);
     fields.insert(fields.end(), more.begin(), more.end());
     metrics_.write(r.step, fields);

@@ -36,6 +36,8 @@ class StepLog {
     void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
     /// Sets how many bytes this rank has sent in the step, by group of ranks.
     void sent(std::map<std::string, int64_t> bytes) { sent_ = std::move(bytes); }
+    /// A step's exact sums have overflowed, and it is computed again.
+    void repeat(int64_t number);
     /// Says that the time up to now belongs to no step.
     void restart_time() { since_last_step_.restart(); }
 
@@ -59,6 +61,8 @@ class StepLog {
     double peak_flops_;  // the highest so far
     Stopwatch since_last_step_;
     std::map<std::string, int64_t> sent_;
+    int64_t repeated_ = 0;        // steps so far
+    double rounded_to_zero_ = 0;  // share of the elements of gradients in the last step
 };
 
 }  // namespace train_gpt

@@ -1,0 +1,229 @@
+// Exact sums: the same bits on any number of data-parallel ranks, under every ZeRO stage, bucket
+// size and pipeline.
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "parallel/mesh.h"
+#include "test/catch.h"
+#include "test/parallel/mesh_job.h"
+#include "test/parallel/ranks.h"
+#include "test/parallel/training_job.h"
+#include "test/random.h"
+#include "training/plan/traffic.h"
+
+using namespace train_gpt;
+using namespace train_gpt::training_job;
+using namespace train_gpt::mesh_job;
+
+namespace {
+
+constexpr MeshCase few_meshes[] = {
+    trains("gpt2", 5).data(2),
+    trains("gpt2", 5).data(2).zero(3),
+    trains("llama", 3).bf16().data(3).zero(1),
+    trains("qwen3", 6).data(4).zero(2).shard_ranks(2),
+    trains("gpt2", 4).pipeline(2),
+    trains("llama", 6).data(2).zero(2).pipeline(2, "zero_bubble"),
+    trains("gpt2", 7).bf16().data(2).zero(1).pipeline(2, "interleaved", 2),
+    trains("mistral", 7).data(4).zero(3),
+};
+constexpr MeshCase more_meshes[] = {
+    trains("gpt2", 9).data(2).zero(1),
+    trains("gpt2", 9).data(2).zero(2),
+    trains("gpt2", 9).data(3),
+    trains("gpt2", 9).data(3).zero(1),
+    trains("gpt2", 9).data(3).zero(2),
+    trains("gpt2", 9).data(3).zero(3),
+    trains("gpt2", 9).data(4),
+    trains("gpt2", 9).data(4).zero(1),
+    trains("gpt2", 9).data(4).zero(2),
+    trains("gpt2", 9).data(4).zero(3),
+    trains("gpt2", 9).data(5),
+    trains("gpt2", 9).data(5).zero(1),
+    trains("gpt2", 9).data(5).zero(2),
+    trains("gpt2", 9).data(5).zero(3),
+    trains("gpt2", 9).data(6),
+    trains("gpt2", 9).data(6).zero(1),
+    trains("gpt2", 9).data(6).zero(2),
+    trains("gpt2", 9).data(6).zero(3),
+    trains("gpt2", 9).data(7),
+    trains("gpt2", 9).data(7).zero(1),
+    trains("gpt2", 9).data(7).zero(2),
+    trains("gpt2", 9).data(7).zero(3),
+    trains("gpt2", 9).data(8),
+    trains("gpt2", 9).data(8).zero(1),
+    trains("gpt2", 9).data(8).zero(2),
+    trains("gpt2", 9).data(8).zero(3),
+    trains("llama", 5).data(2).zero(3).shard_ranks(1),
+    trains("llama", 5).bf16().data(4).zero(3).shard_ranks(2),
+    trains("qwen2", 17).data(2).documents(),
+    trains("llama", 33).data(4).zero(1).shard_ranks(2),
+    trains("qwen3", 12).bf16().data(6).zero(2).shard_ranks(3),
+    trains("gpt2", 13).data(6).zero(3).shard_ranks(2).documents(),
+    trains("gpt2", 8).pipeline(4),
+    trains("gpt2", 8).pipeline(4, "gpipe"),
+    trains("gpt2", 8).pipeline(4, "interleaved", 2),
+    trains("gpt2", 8).pipeline(4, "zero_bubble"),
+    trains("llama", 6).pipeline(2, "zero_bubble"),
+    trains("llama", 7).bf16().data(2).pipeline(2),
+    trains("gpt2", 9).data(2).zero(1).pipeline(2),
+    trains("gpt2", 8).data(2).zero(3).pipeline(2, "interleaved", 2),
+    trains("gpt2", 9).data(4).zero(2).pipeline(2, "zero_bubble"),
+    trains("qwen3", 12).data(3).zero(1).pipeline(2, "interleaved", 3),
+    trains("qwen3", 7).bf16().data(2).zero(3).documents().pipeline(2, "zero_bubble"),
+    trains("mistral", 8).data(2).zero(2).pipeline(4),
+    trains("llama", 8).data(4).zero(3).shard_ranks(2).pipeline(2),
+    trains("gpt2", 6).data(4).zero(1).shard_ranks(2).pipeline(2, "gpipe"),
+};
+
+/// What a run computes: the norm and the loss of each step, and the state after the last one.
+struct Bits {
+    std::vector<double> losses, norms;
+    std::vector<std::vector<double>> masters, m, v;
+    std::vector<int32_t> exponents;
+    int repeated = 0;
+};
+
+/// All grids become finer by so many bits, as if the gradients had grown.
+void refine_grids(MeshRun& run, int32_t bits) {
+    Grids& grids = *run.trainer().parameters.grids();
+    std::vector<int32_t> exponents = grids.exponents();
+    for (int32_t& e : exponents) e -= bits;
+    grids.set_exponents(run.trainer().stream, exponents);
+}
+
+/// The weights of the first norm grow, and with them gradients before and after it.
+void amplify(MeshRun& run, float factor) {
+    ParameterStore& store = run.trainer().parameters;
+    const std::vector<Parameter> all = registry_of(run.spec()).parameters;
+    const auto norm =
+        std::ranges::find_if(all, [](const Parameter& p) { return p.shape.size() == 1; });
+    const int i = store.index_of(norm->name);
+    if (i >= 0) {
+        std::vector<float> values(
+            static_cast<size_t>(store.parameters()[static_cast<size_t>(i)].numel()));
+        store.state.read(ParameterState::master, i, 0, values);
+        for (float& x : values) x *= factor;
+        store.state.write(ParameterState::master, i, 0, values);
+    }
+    store.weights.gather_all(run.trainer().stream);
+}
+
+Bits bits_of(MeshRun& run, int steps, uint64_t seed) {
+    Bits bits;
+    for (int i = 0; i < steps; ++i) {
+        if (i == 2) refine_grids(run, 9 + static_cast<int32_t>(seed % 13));
+        if (i == 4) amplify(run, 0x1p11f);
+        const StepOutcome outcome = run.exact_step();
+        bits.losses.push_back(outcome.sums.loss);
+        bits.norms.push_back(outcome.state.norm);
+    }
+    bits.masters = run.values_of(ParameterState::master);
+    bits.m = run.values_of("m");
+    bits.v = run.values_of("v");
+    bits.exponents = run.trainer().parameters.grids()->exponents();
+    bits.repeated = run.repeated();
+    return bits;
+}
+
+/// Bytes of a step between two others are what the plan says.
+void check_traffic(MeshRun& run, const MeshCase& c, const World& part) {
+    const auto before = run.mesh().bytes_sent();
+    run.step();
+    const Traffic after = run.mesh().bytes_sent(),
+                  planned =
+                      step_traffic({run.config(), run.spec(), run.trainer().parameters.dtype(),
+                                    Recompute::none, part.size()},
+                                   part.rank());
+    // An all-reduce cuts its elements into blocks, of which the last may lack up to one for each
+    // rank, and each of them is sent to each rank.
+    const auto buckets = std::ssize(run.trainer().parameters.layout().buckets());
+    for (const auto& [group, bytes] : planned) {
+        if (group == "pipeline" && !run.has_most_micro_batches()) continue;
+        CAPTURE(group);
+        const int64_t rounding = 8 * (buckets + 1) * c.ranks() * c.ranks();
+        CHECK(std::abs(after.at(group) - before.at(group) - bytes) <= rounding);
+    }
+}
+
+void check_case(const World& part, const Device& device, const MeshCase& c, uint64_t seed) {
+    CAPTURE(mesh_job::name_of(c), seed);
+    const std::string name = device.is_cuda() ? "cuda" : "cpu";
+    const int steps = static_cast<int>(6 + seed % 3);
+    MeshRun run(part, device, config_of(c, seed, name));
+    const Bits bits = bits_of(run, steps, seed);
+    check_traffic(run, c, part);
+    if (part.rank() > 0) return;
+    MeshRun one(World(), device, config_of(c, seed, name, false));
+    const Bits expected = bits_of(one, steps, seed);
+    CHECK(bits.losses == expected.losses);
+    CHECK(bits.norms == expected.norms);
+    CHECK(bits.exponents == expected.exponents);
+    CHECK(bits.repeated == expected.repeated);
+    CHECK(bits.repeated > 0);
+    const std::vector<Parameter> parameters = registry_of(run.spec()).parameters;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+        CAPTURE(parameters[i].name);
+        CHECK(bits.masters[i] == expected.masters[i]);
+        CHECK(bits.m[i] == expected.m[i]);
+        CHECK(bits.v[i] == expected.v[i]);
+    }
+}
+
+void check_meshes(const Device& device, std::span<const MeshCase> cases) {
+    const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
+    on_parts(World::join(), cases, [&](const World& part, const MeshCase& c, size_t number) {
+        MeshCase exact = c;
+        exact.exact = true;
+        check_case(part, device, exact, seed + 101 * number);
+    });
+}
+
+}  // namespace
+
+TEST_CASE("ranks: few exact meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, few_meshes);
+}
+
+TEST_CASE("ranks: more exact meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, more_meshes);
+}
+
+TEST_CASE("exact sums give one rank's bits on several ranks", "[exact][mesh][training]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(4, "ranks: few exact meshes");
+}
+
+TEST_CASE("exact runs of the program write the same bytes on other ranks, and continue on them",
+          "[exact][training]") {
+    const Job job(7, {{"parallel.sums", "exact"},
+                      {"kernels.gemm", "own"},
+                      {"precision.dtype", random_dtype().name}});
+    const auto with_threads = [](int n) {
+        return Environment{{"OMP_NUM_THREADS", std::to_string(n)}};
+    };
+    const std::string one = job.train(1, "one", {}, {}, with_threads(2));
+    const auto check_same = [&](const std::string& other) {
+        check_equal(one, other);
+        for (const char* file : {"model.safetensors", "grids.safetensors"})
+            CHECK(read(one + "/" + step_folder(20) + "/" + file) ==
+                  read(other + "/" + step_folder(20) + "/" + file));
+    };
+    check_same(job.train(2, "two", zero(static_cast<int>(random_int(0, 3)))));
+    // From another number of ranks to yet another one
+    const Settings first{{"parallel.zero", "3"}, {"parallel.bucket_mb", "0.02"}};
+    job.train(3, "resumed", first, {"--stop-at", "11"});
+    check_same(job.train(2, "resumed", zero(1)));
+}
+
+TEST_CASE("exact sums give one rank's bits on 1 to 8 ranks, with every stage and schedule",
+          "[exact][mesh][training][.][long]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(8, "ranks: more exact meshes", {}, 900);
+}

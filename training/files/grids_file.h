@@ -1,0 +1,20 @@
+// The grids of exact sums in a checkpoint: grids.safetensors. Of each of the model's tensors it has
+// the exponents (kernels/exact_sums.h), I32 [parts, blocks]: a tensor that tensor-parallel ranks
+// split has as many parts.
+#pragma once
+#include <filesystem>
+#include <string>
+
+#include "parallel/state/parameters.h"
+
+namespace train_gpt {
+
+/// Writes the grids of a store with exact sums into a checkpoint's folder. Returns the file's name.
+std::string write_grids(const std::filesystem::path& checkpoint, const Grids& grids);
+
+/// Sets a store's grids to those of a checkpoint. Returns false, and changes nothing, if the
+/// checkpoint has none, or grids of another number of tensor-parallel ranks. Throws Error if the
+/// file is damaged.
+bool read_grids(const std::filesystem::path& checkpoint, Stream& stream, Grids& grids);
+
+}  // namespace train_gpt
