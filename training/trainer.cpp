@@ -169,7 +169,6 @@ void Trainer::choose_first_grids(TrainLoader& loader) {
     begin_step(1, model.ranks());  // as few as every schedule can execute
     for (const PipelineAction& action : actions()) {
         if (begins_micro_batch(action)) load(action.micro_batch, loader);
-        const StepSubmission submission;
         execute(action);
     }
     parameters.gradients.look_only(false);

@@ -116,9 +116,9 @@ void amplify(MeshRun& run, float factor) {
 Bits bits_of(MeshRun& run, int steps, uint64_t seed) {
     Bits bits;
     for (int i = 0; i < steps; ++i) {
-        if (i == 2) refine_grids(run, 9 + static_cast<int32_t>(seed % 13));
+        if (i == 2) refine_grids(run, 12 + static_cast<int32_t>(seed % 13));
         if (i == 4) amplify(run, 0x1p11f);
-        const StepOutcome outcome = run.exact_step();
+        const StepOutcome outcome = run.exact_step(i == 2);
         bits.losses.push_back(outcome.sums.loss);
         bits.norms.push_back(outcome.state.norm);
     }
@@ -174,9 +174,9 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     }
 }
 
-void check_meshes(const Device& device, std::span<const MeshCase> cases) {
+void check_meshes(const Device& device, const World& world, std::span<const MeshCase> cases) {
     const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
-    on_parts(World::join(), cases, [&](const World& part, const MeshCase& c, size_t number) {
+    on_parts(world, cases, [&](const World& part, const MeshCase& c, size_t number) {
         MeshCase exact = c;
         exact.exact = true;
         check_case(part, device, exact, seed + 101 * number);
@@ -187,12 +187,12 @@ void check_meshes(const Device& device, std::span<const MeshCase> cases) {
 
 TEST_CASE("ranks: few exact meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
-    check_meshes(Device{}, few_meshes);
+    check_meshes(Device{}, World::join(), few_meshes);
 }
 
 TEST_CASE("ranks: more exact meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
-    check_meshes(Device{}, more_meshes);
+    check_meshes(Device{}, World::join(), more_meshes);
 }
 
 TEST_CASE("exact sums give one rank's bits on several ranks", "[exact][mesh][training]") {
@@ -227,3 +227,35 @@ TEST_CASE("exact sums give one rank's bits on 1 to 8 ranks, with every stage and
     if (skip_without_mpirun()) return;
     check_case_on_ranks(8, "ranks: more exact meshes", {}, 900);
 }
+
+#ifdef TRAIN_GPT_CUDA
+
+namespace {
+
+constexpr MeshCase gpu_meshes[] = {
+    trains("gpt2", 3).data(2),
+    trains("llama", 3).bf16().data(2).zero(3),
+    trains("qwen3", 5).data(4).zero(2).shard_ranks(2),
+    trains("gpt2", 4).data(2).zero(1).pipeline(2, "zero_bubble"),
+    trains("mistral", 4).pipeline(2, "interleaved", 2),
+    trains("gpt2", 3).bf16().data(3).zero(1),
+};
+
+}  // namespace
+
+TEST_CASE("ranks: exact gpu meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    check_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
+}
+
+TEST_CASE("exact sums give one GPU's bits on several GPUs", "[exact][mesh][training][cuda]") {
+    if (skip_without_gpus(4)) return;
+    check_case_on_ranks(4, "ranks: exact gpu meshes",
+                        {{"GPUSIM_STREAMS", "lazy"},
+                         {"GPUSIM_SEED", std::to_string(random_int(1, 1000))},
+                         {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
+                        400);
+}
+
+#endif

@@ -175,6 +175,11 @@ class MeshRun {
     }
 
     StepOutcome step() {
+        submit();
+        return trainer_.outcomes.pop();
+    }
+    /// A step whose outcome is not taken yet.
+    void submit() {
         trainer_.begin_step(loader_.micro_batches(), loader_.most_micro_batches());
         for (const PipelineAction& action : trainer_.actions()) {
             if (trainer_.begins_micro_batch(action)) trainer_.load(action.micro_batch, loader_);
@@ -184,7 +189,6 @@ class MeshRun {
                         1.0f / static_cast<float>(config_.batch.tokens_per_step),
                         static_cast<float>(config_.optimizer.grad_clip));
         ++steps_;
-        return trainer_.outcomes.pop();
     }
 
     /// Leaves the gradients of one micro-batch of random tokens, which only one of the
@@ -229,14 +233,18 @@ class MeshRun {
     /// The last gradient sums over all ranks.
     std::vector<std::vector<double>> gradients() { return values_of(ParameterState::gradient); }
 
-    /// Where exact sums overflow, the step comes again.
-    StepOutcome exact_step() {
-        for (;;) {
-            const StepOutcome outcome = step();
+    /// Where exact sums overflow, the step comes again. `ahead`: it is known to overflow, and the
+    /// next step is submitted before its outcome is taken.
+    StepOutcome exact_step(bool ahead = false) {
+        for (;; ahead = false) {
+            submit();
+            if (ahead) submit();
+            const StepOutcome outcome = trainer_.outcomes.pop();
             if (!outcome.state.overflow) return outcome;
+            if (ahead) trainer_.outcomes.pop();
             ++repeated_;
             trainer_.optimizer.clear_overflow();
-            loader_.seek(--steps_);
+            loader_.seek(steps_ -= ahead ? 2 : 1);
         }
     }
     int repeated() const { return repeated_; }
