@@ -92,6 +92,23 @@ Permutation window_order(uint64_t seed, int64_t source, int64_t epoch, int64_t w
 
 }  // namespace
 
+SampleOrigin origin_of(const std::vector<TrainSource>& sources, const LoaderOptions& options,
+                       int64_t sample, int tokens) {
+    const Mixture::Draw draw = Mixture(options.seed, weights_of(sources))(sample);
+    const TokenShards& shards = *sources[static_cast<size_t>(draw.source)].shards;
+    const std::vector<int64_t> ends = whole_windows(shards, options.T);
+    const Permutation order =
+        window_order(options.seed, draw.source, draw.index / ends.back(), ends.back());
+    const Place place = locate(ends, order(draw.index % ends.back()));
+    SampleOrigin origin{
+        .source = draw.source,
+        .file = shards.shard_path(place.shard),
+        .first_token = place.window * options.T,
+        .tokens = std::vector<int32_t>(static_cast<size_t>(std::min(tokens, options.T)))};
+    shards.copy(place.shard, origin.first_token, std::ssize(origin.tokens), origin.tokens.data());
+    return origin;
+}
+
 int64_t count_windows(const TokenShards& shards, int T) { return whole_windows(shards, T).back(); }
 
 size_t TrainLoader::buffer_bytes(const LoaderOptions& options) {

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -51,6 +52,17 @@ struct LoaderOptions {
     std::optional<uint32_t> document_boundary;
     int prefetch = 4;  // micro-batches prepared ahead of the one in use
 };
+
+/// Where a training sample is from.
+struct SampleOrigin {
+    int source = 0;
+    std::filesystem::path file;   // empty: synthetic tokens
+    int64_t first_token = 0;      // in the file
+    std::vector<int32_t> tokens;  // the first ones
+};
+/// The origin of a sample, by its number (TrainLoader), with up to `tokens` of its first tokens.
+SampleOrigin origin_of(const std::vector<TrainSource>& sources, const LoaderOptions& options,
+                       int64_t sample, int tokens);
 
 /// The number of windows in all shards together. Throws Error if there are none.
 int64_t count_windows(const TokenShards& shards, int T);
@@ -100,6 +112,8 @@ class TrainLoader {
     int most_micro_batches() const {
         return (options_.micro_batches_per_step + options_.world - 1) / options_.world;
     }
+    /// This rank's first micro-batch among those of a step.
+    int first_micro_batch() const { return first_micro_batch_; }
     /// Seconds that next() has spent waiting for data so far.
     double wait_seconds() const { return wait_seconds_; }
 

@@ -96,7 +96,7 @@ void finish_norm(Stream& stream, StepState* state, const double* sums, int64_t n
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args) {
     const Profiled profiled(stream, cost_of(segments));
     TRAIN_GPT_ON_CUDA(stream.device, adamw(stream, segments, args));
-    if (args.state->stop || args.state->overflow) return;
+    if (args.state->stop || args.state->overflow || args.state->skip) return;
     const double t = static_cast<double>(args.step);
     const Constants constants{
         .multiplier = args.state->multiplier,

@@ -124,7 +124,7 @@ struct Constants {
 __global__ void __launch_bounds__(threads)
     update_parameters(const __grid_constant__ Group<AdamWSegment> group, const Constants constants,
                       const StepState* state) {
-    if (state->stop || state->overflow) return;
+    if (state->stop || state->overflow || state->skip) return;
     const float multiplier = state->multiplier;
     const Range range = range_of(group, blockIdx.x);
     const AdamWSegment& segment = group.segments[range.segment];

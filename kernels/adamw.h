@@ -38,7 +38,10 @@ struct StepState {
     // Sticky until the host clears it: exact sums overflowed, so that the step is computed again.
     // AdamW changes nothing until then.
     int32_t overflow = 0;
-    int64_t lost = 0;  // elements of gradients that exact sums rounded to 0
+    int64_t lost = 0;    // elements of gradients that exact sums rounded to 0
+    int64_t spikes = 0;  // of the run so far (spikes.h)
+    int32_t spike = 0;   // this step is one
+    int32_t skip = 0;    // because of which AdamW changes nothing
 };
 
 /// norm = scale·√Σ sums (added in a fixed order, in double); sums [n], one of each tensor.
@@ -64,7 +67,7 @@ struct AdamWSegment {
 /// update):
 ///   m = β₁m + (1−β₁)g    v = β₂v + (1−β₂)g²
 ///   θ −= lr·( (m/(1−β₁ᵗ)) / (√(v/(1−β₂ᵗ)) + ε) + decay·θ )
-/// One pass over memory. If state->stop is set, nothing changes.
+/// One pass over memory. If state->stop, overflow or skip is set, nothing changes.
 struct AdamWStep {
     float learning_rate = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
     int64_t step = 1;

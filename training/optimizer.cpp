@@ -1,5 +1,6 @@
 #include "training/optimizer.h"
 
+#include <cmath>
 #include <utility>
 
 #include "device/copy.h"
@@ -28,7 +29,8 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions 
       by_id_(!names_.empty()),
       grids_(parameters.grids()),
       contributions_(options.contributions),
-      sums_count_(options.sums) {
+      sums_count_(options.sums),
+      skips_spikes_(options.skips_spikes) {
     if (grids_) {
         names_.clear();
         for (const TensorPlace& place : grids_->layout().places())
@@ -57,10 +59,16 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions 
     gathered_ = ranks > 1 ? doubles(ranks * n) : nullptr;
     sums_ = ranks > 1 ? doubles(n) : sums_of_rank_;
     state_ = static_cast<StepState*>(arena.take(sizeof(StepState), Purpose::workspaces));
+    history_ = static_cast<SpikeHistory*>(arena.take(sizeof(SpikeHistory), Purpose::workspaces));
+    squares_before_ = doubles(tensors_);
+    kept_squares_ = doubles(2 * tensors_);
     if (arena.is_counting()) return;
 
-    const std::vector<char> zeros(static_cast<size_t>(n) * sizeof(double));
-    copy_now(device_, sums_of_rank_, zeros.data(), zeros.size());
+    const std::vector<double> zeros(static_cast<size_t>(n));
+    copy_now(device_, sums_of_rank_, zeros.data(), zeros.size() * sizeof(double));
+    copy_now(device_, squares_before_, zeros.data(),
+             static_cast<size_t>(tensors_) * sizeof(double));
+    set_spike_history({});
     const StepState fresh;
     copy_now(device_, state_, &fresh, sizeof fresh);
     make_segments();
@@ -113,6 +121,7 @@ void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) 
         find_exact_norm(stream, scale, clip);
     else
         find_norm(stream, scale, clip);
+    watch_step(stream, scale);
     args.state = state_;
     for (size_t b = 0; b < adamw_segments_.size(); ++b) {
         {
@@ -122,6 +131,41 @@ void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) 
         parameters_.weights.gather(stream, static_cast<int>(b));
     }
     if (grids_) grids_->update(stream, contributions_, &state_->overflow);
+}
+
+void Optimizer::watch_step(Stream& stream, float scale) {
+    if (sums_count_ == 0) return;  // no loss
+    const double* const squares = sums_ + sums_count_;
+    watch_for_spike(stream, {.history = history_,
+                             .state = state_,
+                             .loss = sums_,
+                             .scale = double{scale},
+                             .skips = skips_spikes_});
+    keep_at_spike(stream, state_, kept_squares_, squares, tensors_);
+    keep_at_spike(stream, state_, kept_squares_ + tensors_, squares_before_, tensors_);
+    copy(stream, squares_before_, squares, static_cast<size_t>(tensors_) * sizeof(double));
+}
+
+SpikeHistory Optimizer::spike_history() const {
+    SpikeHistory history;
+    copy_now(device_, &history, history_, sizeof history);
+    return history;
+}
+
+void Optimizer::set_spike_history(const SpikeHistory& history) {
+    copy_now(device_, history_, &history, sizeof history);
+}
+
+Optimizer::Growth Optimizer::grown_most() const {
+    const auto n = static_cast<size_t>(tensors_);
+    std::vector<double> kept(2 * n);
+    copy_now(device_, kept.data(), kept_squares_, kept.size() * sizeof(double));
+    Growth most;
+    for (size_t i = 0; i < n; ++i)
+        if (const double factor = std::sqrt(kept[i] / kept[n + i]);
+            kept[n + i] > 0 && factor > most.factor)
+            most = {names_[i], factor};
+    return most;
 }
 
 void Optimizer::find_norm(Stream& stream, float scale, float clip) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/adamw.h"
+#include "kernels/spikes.h"
 #include "parallel/state/parameters.h"
 
 namespace train_gpt {
@@ -14,8 +15,10 @@ namespace train_gpt {
 std::vector<OptimizerSlot> optimizer_slots();
 
 struct OptimizerOptions {
-    /// How many other sums over a step the ranks add up.
+    /// How many other sums over a step the ranks add up. The first one is the loss, in which the
+    /// optimizer looks for spikes.
     int64_t sums = 0;
+    bool skips_spikes = false;  // changes nothing at a spike
     /// If pipeline ranks hold parts of a model, the names of all of the model's tensors, by
     /// Parameter::id. Empty: the store holds all tensors.
     std::vector<std::string> names = {};
@@ -55,6 +58,15 @@ class Optimizer {
     const StepState* state_on_device() const { return state_; }
     /// Waits for all work on the device, and returns what the last update decided.
     StepState state() const;
+    /// These wait for all work on the device.
+    SpikeHistory spike_history() const;
+    void set_spike_history(const SpikeHistory& history);
+    /// At a spike, the tensor whose norm has grown most since the step before, and by what factor.
+    struct Growth {
+        std::string tensor;
+        double factor = 1;
+    };
+    Growth grown_most() const;
     /// After all work on the device: the step whose sums have overflowed can be computed again.
     void clear_overflow();
     /// The name of the first parameter whose gradient was not finite.
@@ -65,6 +77,7 @@ class Optimizer {
     /// The norm, from sums of squares in fp32 or in integers.
     void find_norm(Stream& stream, float scale, float clip);
     void find_exact_norm(Stream& stream, float scale, float clip);
+    void watch_step(Stream& stream, float scale);
     size_t place_of(int parameter) const;  // among `names_`
 
     ParameterStore& parameters_;
@@ -84,6 +97,10 @@ class Optimizer {
     // all ranks are only in sums_. sums_of_rank_ is of this rank, gathered_ has the sums of each rank one after the other, and sums_ has the totals.
     double *sums_of_rank_ = nullptr, *gathered_ = nullptr, *sums_ = nullptr;
     StepState* state_ = nullptr;
+    SpikeHistory* history_ = nullptr;
+    bool skips_spikes_;
+    // Sums of squares [tensors_] of the step before; and of the last spike, and before it.
+    double *squares_before_ = nullptr, *kept_squares_ = nullptr;
 };
 
 }  // namespace train_gpt

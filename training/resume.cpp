@@ -13,6 +13,7 @@
 #include "training/files/checkpoint.h"
 #include "training/files/grids_file.h"
 #include "training/files/model_folder.h"
+#include "training/files/spikes_file.h"
 #include "training/schedule.h"
 
 namespace train_gpt {
@@ -189,6 +190,7 @@ std::optional<RunPosition> resume(const Config& config, const RunData& data, Tra
     if (checkpoint.empty()) return {};
     together(world, [&] {
         load_training_state(checkpoint, trainer.parameters, pulse);
+        trainer.optimizer.set_spike_history(read_spikes(checkpoint));
         if (Grids* grids = trainer.parameters.grids())
             read_grids(checkpoint, trainer.stream, *grids);
         return "";

@@ -13,6 +13,7 @@
 #include "training/interrupt.h"
 #include "training/run_evaluation.h"
 #include "training/sampling.h"
+#include "training/watch/spikes.h"
 
 namespace train_gpt {
 
@@ -168,6 +169,8 @@ void Run::settle_until(int64_t may_remain) {
         }
         if (outcome.sums.stop_requests > 0 && ending_ == Ending::finished)
             ending_ = out_of_time() && !interrupted() ? Ending::out_of_time : Ending::interrupted;
+        if (outcome.state.spike)
+            reports_.progress.warn(describe_spike(start_, parts_.loader, number, outcome));
         reports_.log.add(number, outcome, trainer.clock);
     }
 }

@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "parallel/together.h"
 #include "training/decisions.h"
-#include "training/decisions.h"
 #include "training/files/checkpoint.h"
 #include "training/interrupt.h"
 
@@ -44,11 +43,11 @@ std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step
     world().activity().phase = "checkpoint";
     const bool same_bits = attention_of_ranks(start_.trainer.stream, world()).same_bits;
     try {
-        save_checkpoint(
-            run_dir,
-            {step, config, start_.data.spec(), start_.trainer.parameters, start_.data.tokenizer(),
-             start_.choices, start_.schedule.position(step), start_.tokens, same_bits},
-            start_.mesh);
+        save_checkpoint(run_dir,
+                        {step, config, start_.data.spec(), start_.trainer.parameters,
+                         start_.data.tokenizer(), start_.choices, start_.schedule.position(step),
+                         start_.tokens, start_.trainer.optimizer.spike_history(), same_bits},
+                        start_.mesh);
     } catch (const Error& error) {
         return concat("step ", step, " of ", start_.schedule.steps(),
                       " is not saved: ", error.what());

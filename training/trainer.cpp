@@ -66,12 +66,14 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
       model(pipeline_shape(shape), shape.mesh.at(Axis::pipeline, rank), pointers(stages), arena),
       optimizer(parameters, arena,
                 {.sums = StepSums::count(static_cast<int>(shape.config.data.train.size())),
+                 .skips_spikes = shape.config.optimizer.on_spike == OnSpike::skip,
                  .names = model.ranks() > 1 ? names_of_all(shape.spec) : std::vector<std::string>(),
                  .contributions = contributions_of_step(shape)}),
       feed(arena, model.batch_shape(), model.batches_in_use()),
       evaluation_batch(arena, model.batch_shape()),
       outcomes(arena),
       clock(arena.device()),
+      most_micro_batches_(pipeline_shape(shape).micro_batches),
       counts_losses_(model.ends_model() && shape.mesh.at(Axis::tensor, rank) == 0),
       sources_(static_cast<int>(shape.config.data.train.size())),
       reserved_sms_(shape.mesh.size({Axis::data, Axis::context}) > 1
@@ -87,6 +89,9 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
     if (!arena.is_counting()) *stop_request_ = 0;
+    const size_t bytes = static_cast<size_t>(most_micro_batches_) * sizeof(double);
+    losses_ = static_cast<double*>(arena.take(bytes, Purpose::workspaces));
+    kept_losses_ = static_cast<double*>(arena.take(bytes, Purpose::workspaces));
     loader_memory =
         arena.take(TrainLoader::buffer_bytes(loader_options(shape.config, shape.mesh, rank)),
                    Purpose::staging);
@@ -134,14 +139,16 @@ void Trainer::execute(const PipelineAction& action) {
     stream.settings.reserved_sms = 0;
     const bool has_losses = backward && action.work != PipelineWork::backward_weights &&
                             action.stage == model.schedule().stages - 1;
-    if (has_losses && counts_losses_) add_losses(batch, action.micro_batch == 0);
+    if (has_losses && counts_losses_) add_losses(batch, action.micro_batch);
 }
 
-void Trainer::add_losses(const TokenBatch& batch, bool first) {
+void Trainer::add_losses(const TokenBatch& batch, int micro_batch) {
+    const bool first = micro_batch == 0;
     const float* const losses = model.last_stage().losses();
     const bool exact = parameters.sharding().is_exact();
-    accumulate_loss(stream, &sums()->loss, losses, model.batch_shape().tokens_of_rank(), !first,
-                    exact);
+    const int64_t n = model.batch_shape().tokens_of_rank();
+    accumulate_loss(stream, losses_ + micro_batch, losses, n, false, exact);
+    accumulate_loss(stream, &sums()->loss, losses, n, !first, exact);
     if (sources_ > 1 && batch.sources)  // there are none before the first batch
         accumulate_loss_by_source(stream, {.totals = sums()->loss_of_source,
                                            .sources = sources_,
@@ -159,7 +166,16 @@ void Trainer::update(const AdamWStep& args, float scale, float clip) {
     const TraceSpan host(TraceTrack::host, "update"), span(TraceTrack::device, stream, "update");
     const StepClock::Interval interval(&clock, stream, StepPhase::optimizer);
     optimizer.update(stream, args, scale, clip);
+    if (counts_losses_)
+        keep_at_spike(stream, optimizer.state_on_device(), kept_losses_, losses_, micro_batches_);
     outcomes.push(stream, optimizer);
+}
+
+std::vector<double> Trainer::losses_at_spike() const {
+    if (!counts_losses_) return {};
+    std::vector<double> losses(static_cast<size_t>(micro_batches_));
+    copy_now(stream.device, losses.data(), kept_losses_, losses.size() * sizeof(double));
+    return losses;
 }
 
 void Trainer::choose_first_grids(TrainLoader& loader) {
@@ -197,7 +213,7 @@ void Trainer::warm_up() {
         parameters.gradients.begin_step(2, 2);
         for (int i = 0; i < 2; ++i) {
             model.warm_up(stream, batch, exchanges ? reserved_sms_ : 0);
-            if (counts_losses_) add_losses(batch, i == 0);
+            if (counts_losses_) add_losses(batch, std::min(i, most_micro_batches_ - 1));
         }
     }
     const std::vector<int32_t> prompt{token(), token()};

@@ -72,6 +72,8 @@ struct Trainer {
     /// Executes an action. Losses of micro-batches are added to the step's. Of a micro-batch that
     /// only other ranks have, it takes part in what the ranks exchange.
     void execute(const PipelineAction& action);
+    /// After a spike: the losses of this rank's micro-batches in it; none on ranks without losses.
+    std::vector<double> losses_at_spike() const;
     /// The update after a step's micro-batches.
     void update(const AdamWStep& args, float scale, float clip);
 
@@ -107,11 +109,14 @@ struct Trainer {
     const TokenBatch& batch_of(int micro_batch) const {
         return batches_[static_cast<size_t>(micro_batch) % batches_.size()];
     }
-    void add_losses(const TokenBatch& batch, bool first);
+    void add_losses(const TokenBatch& batch, int micro_batch);
 
     std::optional<Generator> cached_generator_;
     std::optional<PassGenerator> pass_generator_;
-    double* stop_request_ = nullptr;   // in host memory
+    double* stop_request_ = nullptr;  // in host memory
+    // The sum of the losses of each of this rank's micro-batches; and of those of the last spike.
+    double *losses_ = nullptr, *kept_losses_ = nullptr;
+    int most_micro_batches_;  // that a rank has in a step
     bool counts_losses_;               // of the ranks that compute the same losses, the first one
     int sources_;                      // of training data
     int reserved_sms_;                 // by products while ranks exchange gradients

@@ -34,11 +34,18 @@ struct WordsOf<Decay> {
                                            {"wsd", Decay::wsd}};
 };
 
+/// What a run does at a spike of the loss or the gradient norm (kernels/spikes.h).
+enum class OnSpike { report, skip };
+
+template <>
+struct WordsOf<OnSpike> {
+    static constexpr Word<OnSpike> list[] = {{"report", OnSpike::report}, {"skip", OnSpike::skip}};
+};
+
 template <>
 struct WordsOf<GradientSums> {
-    static constexpr Word<GradientSums> list[] = {{"exact", GradientSums::exact},
-                                                  {"fp32", GradientSums::fp32},
-                                                  {"bf16", GradientSums::bf16}};
+    static constexpr Word<GradientSums> list[] = {
+        {"exact", GradientSums::exact}, {"fp32", GradientSums::fp32}, {"bf16", GradientSums::bf16}};
 };
 
 /// std::nullopt: the program chooses.
@@ -186,6 +193,7 @@ struct Config {
         double learning_rate = 6e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8,
                grad_clip = 1.0;  // 0: no clipping
         double z_loss = 0;
+        OneOf<OnSpike> on_spike = OnSpike::report;
     } optimizer;
 
     struct Schedule {

@@ -148,6 +148,11 @@ constexpr ConfigKey table[] = {
      "Weight of the z-loss, the square of the logarithm of the softmax's denominator, which keeps "
      "logits from drifting; PaLM's is 1e-4. It acts through the gradient; the losses that a run "
      "reports are without it. 0: none."},
+    {KEY(optimizer.on_spike), one_of<OnSpike>(),
+     "What happens at a spike: a step whose loss or gradient norm is above the mean + 6 standard "
+     "deviations of the last 128 steps. A line always says which tensor's norm has grown most and "
+     "which samples had the largest loss. `report`: nothing else. `skip`: the step's update is not "
+     "applied."},
 
     {KEY(schedule.steps), between(0, max_steps),
      "Length of the run in optimizer steps. Exactly one of `steps`, `tokens` and `epochs` must be "

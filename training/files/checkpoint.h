@@ -9,6 +9,7 @@
 //   train_gpt.json                         the configuration of the run
 //   choices.json                           what the run chose for its machine: choices.h
 //   grids.safetensors                      with exact sums: grids_file.h
+//   spikes.json                            the last losses and norms: spikes_file.h
 //   position.json                          what the run has read of its data: position.h
 //   manifest.json                          step, whether the start of the run that wrote it gives
 //                                          the same bits every time, and size and hash of all other
@@ -27,6 +28,7 @@
 
 #include "base/file.h"
 #include "dataloader/verify.h"
+#include "kernels/spikes.h"
 #include "model/stage.h"
 #include "parallel/mesh.h"
 #include "tokenizer/tokenizer.h"
@@ -47,6 +49,7 @@ struct CheckpointContents {
     Choices choices = {};
     std::optional<RunPosition> position = {};  // of a training run
     std::optional<TokenIds> tokens = {};       // nothing: the ids of the tokenizer
+    std::optional<SpikeHistory> spikes = {};   // of a training run
     bool deterministic = true;                 // AttentionUse::same_bits
 };
 

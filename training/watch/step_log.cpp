@@ -53,15 +53,15 @@ void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) 
     const bool logged =
         number % start_.config.log.every == 0 || number == 1 || number == schedule.steps();
     if (!logged && number != schedule.start().step + 1) return;
-    rounded_to_zero_ = static_cast<double>(outcome.state.lost) / elements_of_step(start_);
     const StepReport report = report_of(number, outcome);
     progress_.report(report);
-    if (logged) write(report, outcome.sums);
+    if (logged) write(report, outcome);
 }
 
 void StepLog::repeat(int64_t number) {
     restart_time();
-    if (++repeated_ > 1) return;
+    ++repeated_;
+    if (std::exchange(has_repeated_, true)) return;
     progress_.say(concat("note: gradients of step ", number,
                          " are larger than the grids of parallel.sums=exact allow, so the step is "
                          "computed again; metrics.jsonl counts such steps as repeated_steps"));
@@ -90,7 +90,7 @@ StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
 }
 
 /// Writes a step's line to metrics.jsonl.
-void StepLog::write(const StepReport& r, const StepSums& sums) {
+void StepLog::write(const StepReport& r, const StepOutcome& outcome) {
     MetricsLog::Fields fields{{"loss", r.loss},
                               {"grad_norm", r.grad_norm},
                               {"learning_rate", r.learning_rate},
@@ -111,11 +111,13 @@ void StepLog::write(const StepReport& r, const StepSums& sums) {
         fields.emplace_back("exposed_ms/" + group, 1e3 * seconds);
     if (const double share = bubble_share(r.times); share > 0) fields.emplace_back("bubble", share);
     for (const auto& [group, bytes] : sent_) fields.emplace_back("bytes_sent/" + group, bytes);
+    if (outcome.state.spikes > 0) fields.emplace_back("spikes", outcome.state.spikes);
     if (start_.config.parallel.sums == GradientSums::exact) {
-        fields.emplace_back("repeated_steps", repeated_);
-        fields.emplace_back("rounded_to_zero", rounded_to_zero_);
+        fields.emplace_back("repeated_steps", std::exchange(repeated_, 0));
+        fields.emplace_back("rounded_to_zero",
+                            static_cast<double>(outcome.state.lost) / elements_of_step(start_));
     }
-    const MetricsLog::Fields more = fields_of_data(r.step, sums);
+    const MetricsLog::Fields more = fields_of_data(r.step, outcome.sums);
     fields.insert(fields.end(), more.begin(), more.end());
     metrics_.write(r.step, fields);
 }

@@ -49,7 +49,7 @@ class StepLog {
 
   private:
     StepReport report_of(int64_t number, const StepOutcome& outcome);
-    void write(const StepReport& report, const StepSums& sums);
+    void write(const StepReport& report, const StepOutcome& outcome);
     MetricsLog::Fields fields_of_data(int64_t number, const StepSums& sums) const;
 
     const RunStart& start_;
@@ -61,8 +61,8 @@ class StepLog {
     double peak_flops_;  // the highest so far
     Stopwatch since_last_step_;
     std::map<std::string, int64_t> sent_;
-    int64_t repeated_ = 0;        // steps so far
-    double rounded_to_zero_ = 0;  // share of the elements of gradients in the last step
+    int64_t repeated_ = 0;  // steps since the last line of metrics.jsonl
+    bool has_repeated_ = false;
 };
 
 }  // namespace train_gpt
