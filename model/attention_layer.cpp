@@ -188,8 +188,12 @@ void attention_layer_backward(const BackwardPass& pass) {
 size_t attention_layer_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype,
                                      int64_t rows) {
     const int64_t C = layer.n_embd;
-    return std::max(linear_scratch_bytes(stream, dtype, rows, layer.qkv_width(), C),
-                    linear_scratch_bytes(stream, dtype, rows, C, layer.attention_width()));
+    const size_t products =
+        std::max(linear_scratch_bytes(stream, dtype, rows, layer.qkv_width(), C),
+                 linear_scratch_bytes(stream, dtype, rows, C, layer.attention_width()));
+    if (!layer.qk_norm) return products;
+    return std::max(
+        products, rope_scratch_bytes(stream, rope_shape(layer, dtype, 1, static_cast<int>(rows))));
 }
 
 }  // namespace train_gpt

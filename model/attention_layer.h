@@ -31,7 +31,7 @@ Addends add_attention(Stream& stream, const Block& block);
 /// weights.
 void attention_layer_backward(const BackwardPass& pass);
 
-/// The scratch memory of these passes for `rows` tokens, without that of attention itself.
+/// The scratch memory of these passes for `rows` tokens. Attention itself is not counted.
 size_t attention_layer_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype,
                                      int64_t rows);
 

@@ -27,7 +27,7 @@ Addends block_forward(Stream& stream, const Block& block, Tensor out,
 void block_backward(Stream& stream, Gradients& gradients, const Block& block,
                     const BlockGradients& g, Recompute recompute, Backward part = Backward::both);
 
-/// The scratch memory of these passes for `rows` tokens, without that of attention itself.
+/// The scratch memory of these passes for `rows` tokens. Attention itself is not counted.
 size_t block_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype, int64_t rows);
 
 }  // namespace train_gpt

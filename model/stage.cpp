@@ -7,6 +7,7 @@
 #include "device/trace.h"
 #include "kernels/embedding.h"
 #include "kernels/head_loss.h"
+#include "model/scratch.h"
 
 namespace train_gpt {
 
@@ -180,27 +181,24 @@ void Stage::take_gradients(Arena& arena) {
 }
 
 size_t Stage::scratch_bytes(const Stream& stream) const {
-    const int64_t C = spec_.n_embd, M = tokens();
-    const DType dtype = parameters_.dtype();
     // Only whether batches have doc_start matters here.
     const int32_t any = 0;
     const TokenBatch batch{.doc_start = options_.document_mask ? &any : nullptr};
-    size_t most = 0;
-    for (int l = 0; l < layers(); ++l) {
-        const LayerSpec of = layer(l);
-        const AttentionShape shape = attention_shape(of, batch);
-        most = std::max({most, block_scratch_bytes(stream, of, dtype, M),
-                         context_attention_ ? context_attention_->scratch_bytes(stream, shape)
-                                            : attention_scratch_bytes(stream, shape)});
-        if (of.qk_norm)
-            most = std::max(
-                most, rope_scratch_bytes(stream, rope_shape(of, dtype, options_.B, options_.T)));
-    }
-    const int64_t Vp = padded_vocabulary();
-    if (registry_.begins_model()) most = std::max(most, embedding_scratch_bytes(stream, M, Vp));
-    if (registry_.ends_model())
-        most = std::max(most, head_loss_scratch_bytes(stream, dtype, logits_.shape[0], Vp, C));
-    return most;
+    const auto attention = [&](const LayerSpec& layer) {
+        const AttentionShape shape = attention_shape(layer, batch);
+        return context_attention_ ? context_attention_->scratch_bytes(stream, shape)
+                                  : attention_scratch_bytes(stream, shape);
+    };
+    return scratch_bytes_of(stream,
+                            {.spec = part_,
+                             .first = registry_.first_layer,
+                             .last = registry_.first_layer + layers(),
+                             .dtype = parameters_.dtype(),
+                             .rows = tokens(),
+                             .attention = attention,
+                             .vocab_rows = padded_vocabulary(),
+                             .has_embedding = registry_.begins_model(),
+                             .logits_rows = registry_.ends_model() ? logits_.shape[0] : 0});
 }
 
 AttentionShape Stage::attention_shape(const LayerSpec& layer, const TokenBatch& batch) const {
