@@ -54,6 +54,13 @@ Activations attention_activations(const LayerSpec& layer, DType dtype) {
     return list;
 }
 
+PartGradients attention_gradients(const LayerSpec& layer) {
+    using G = BlockGradients;
+    return {
+        {.member = &G::datt, .width = layer.attention_width(), .shares = PartGradient::Shares::dy},
+        {.member = &G::dqkv, .width = layer.qkv_width(), .read_by = ReadBy::weights}};
+}
+
 namespace {
 
 /// q, k and v in a packed tensor.

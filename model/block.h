@@ -12,6 +12,8 @@ namespace train_gpt {
 
 /// The activations of all parts of a block, and of the norms between them, except x.
 Activations block_activations(const LayerSpec& layer, DType dtype);
+/// The gradients of all parts of a block, in the order of the backward pass.
+PartGradients block_gradients(const LayerSpec& layer);
 /// What layers [first, last) can share: every activation that one of them has, as wide as the
 /// widest.
 Activations widest_activations(const DecoderSpec& spec, int first, int last, DType dtype);

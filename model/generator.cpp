@@ -52,8 +52,8 @@ size_t Generator::scratch_bytes(const Stream& stream) const {
         size_t most = 0;
         for (const int T : {1, 2, 3, chunk_})  // a few queries are split over threads differently
             if (T <= chunk_)
-                most = std::max(
-                    most, attention_forward_scratch_bytes(stream, attention_shape(layer, T)));
+                most = std::max(most,
+                                attention_forward_scratch_bytes(stream, attention_shape(layer, T)));
         return most;
     };
     return scratch_bytes_of(stream, {.spec = spec_,

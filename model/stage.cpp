@@ -129,51 +129,48 @@ void Stage::take_activations(Arena& arena) {
 }
 
 void Stage::take_gradients(Arena& arena) {
+    using Shares = PartGradient::Shares;
     const int64_t C = spec_.n_embd, M = tokens(), held = tensor_.rows_of_rank(M);
     const bool apart = options_.backward_apart;
     const DType dtype = parameters_.dtype();
     const auto take = [&](int64_t rows, int64_t cols) {
         return arena.tensor(dtype, {rows, cols}, Purpose::buffers);
     };
-    const auto view = [&](const Tensor& memory, int64_t cols) {
-        return Tensor(memory.data, dtype, {M, cols});
+    const auto lasts = [&](const PartGradient& of) {
+        return apart && of.read_by == ReadBy::weights;
     };
     // The widest of what all blocks share
-    int64_t width = 0, qkv = 0, hidden = 0;
-    bool only_gated = true;
-    for (int l = 0; l < layers(); ++l) {
-        width = std::max<int64_t>(width, layer(l).attention_width());
-        qkv = std::max<int64_t>(qkv, layer(l).qkv_width());
-        hidden = std::max<int64_t>(hidden, layer(l).n_ff);
-        only_gated = only_gated && layer(l).is_gated();
-    }
+    int64_t beside_dy = 0, wide_width = 0;
+    for (int l = 0; l < layers(); ++l)
+        for (const PartGradient& of : block_gradients(layer(l))) {
+            if (lasts(of) || of.shares == Shares::preact) continue;
+            int64_t& widest = of.shares == Shares::dy ? beside_dy : wide_width;
+            widest = std::max(widest, of.width);
+        }
     dres_ = take(held, C);
-    const Tensor narrow = arena.tensor(dtype, {std::max(held * C, M * width)}, Purpose::buffers);
+    const Tensor narrow =
+        arena.tensor(dtype, {std::max(held * C, M * beside_dy)}, Purpose::buffers);
     dy_ = Tensor(narrow.data, dtype, {held, C});
-    // With SwiGLU, dup takes preact's place, unless it must last longer than preact.
-    const Tensor wide = !apart       ? take(M, std::max(qkv, hidden))
-                        : only_gated ? take(M, hidden)
-                                     : Tensor{};
+    const Tensor wide = wide_width > 0 ? take(M, wide_width) : Tensor{};
     for (Slot& slot : slots_) {
         for (int l = 0; l < layers(); ++l) {
-            const LayerSpec of = layer(l);
+            const size_t i = static_cast<size_t>(l);
             BlockGradients& g = slot.gradients.emplace_back();
-            g = {.dres = dres_,
-                 .dy = dy_,
-                 .datt = view(narrow, of.attention_width()),
-                 .dhidden = of.is_gated() ? view(wide, of.n_ff) : Tensor{},
-                 .dup = of.is_gated() ? slot.blocks[static_cast<size_t>(l)].preact
-                                      : view(wide, of.n_ff),
-                 .dqkv = view(wide, of.qkv_width())};
+            g.dres = dres_, g.dy = dy_;
+            for (const PartGradient& of : block_gradients(layer(l))) {
+                const Tensor& shared = of.shares == Shares::dy     ? narrow
+                                       : of.shares == Shares::wide ? wide
+                                                                   : slot.blocks[i].preact;
+                g.*of.member =
+                    lasts(of) ? take(M, of.width) : Tensor(shared.data, dtype, {M, of.width});
+            }
             if (!apart) continue;
-            g.dup = take(M, of.up_width()), g.dqkv = take(M, of.qkv_width());
             g.dout = take(held, C), g.dmid = take(held, C);
-            // Where gradients stand alone, a block's must all be written together, before those of
-            // another micro-batch.
+            // Where gradients stand alone, all gradients of a block must be written together,
+            // before the gradients of another micro-batch.
             if (parameters_.gradients.stand_alone())
                 g.early = arena.tensor(
-                    DType::fp32,
-                    {early_gradients(of, registry_.blocks[static_cast<size_t>(l)]).back().end()},
+                    DType::fp32, {early_gradients(layer(l), registry_.blocks[i]).back().end()},
                     Purpose::buffers);
         }
         if (apart && registry_.begins_model()) slot.dembedding = take(held, C);
@@ -189,16 +186,15 @@ size_t Stage::scratch_bytes(const Stream& stream) const {
         return context_attention_ ? context_attention_->scratch_bytes(stream, shape)
                                   : attention_scratch_bytes(stream, shape);
     };
-    return scratch_bytes_of(stream,
-                            {.spec = part_,
-                             .first = registry_.first_layer,
-                             .last = registry_.first_layer + layers(),
-                             .dtype = parameters_.dtype(),
-                             .rows = tokens(),
-                             .attention = attention,
-                             .vocab_rows = padded_vocabulary(),
-                             .has_embedding = registry_.begins_model(),
-                             .logits_rows = registry_.ends_model() ? logits_.shape[0] : 0});
+    return scratch_bytes_of(stream, {.spec = part_,
+                                     .first = registry_.first_layer,
+                                     .last = registry_.first_layer + layers(),
+                                     .dtype = parameters_.dtype(),
+                                     .rows = tokens(),
+                                     .attention = attention,
+                                     .vocab_rows = padded_vocabulary(),
+                                     .has_embedding = registry_.begins_model(),
+                                     .logits_rows = registry_.ends_model() ? logits_.shape[0] : 0});
 }
 
 AttentionShape Stage::attention_shape(const LayerSpec& layer, const TokenBatch& batch) const {
