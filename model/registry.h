@@ -14,6 +14,15 @@ struct BlockParameters {
     int q_norm_w = -1, k_norm_w = -1;  // [D]
     int norm2_w = -1, norm2_b = -1, up_w = -1, up_b = -1, down_w = -1, down_b = -1;
 };
+/// All of them.
+inline constexpr std::array block_parameters = {
+    &BlockParameters::norm1_w,  &BlockParameters::norm1_b,  &BlockParameters::qkv_w,
+    &BlockParameters::qkv_b,    &BlockParameters::out_w,    &BlockParameters::out_b,
+    &BlockParameters::q_norm_w, &BlockParameters::k_norm_w, &BlockParameters::norm2_w,
+    &BlockParameters::norm2_b,  &BlockParameters::up_w,     &BlockParameters::up_b,
+    &BlockParameters::down_w,   &BlockParameters::down_b};
+static_assert(sizeof(BlockParameters) == block_parameters.size() * sizeof(int),
+              "block_parameters lists every member");
 
 /// The parameters of layers first_layer … and, at the ends of the model, of the embedding, the
 /// final norm and the head. Units are numbered in the order of the forward pass: the embedding (if
