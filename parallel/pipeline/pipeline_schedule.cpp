@@ -230,6 +230,8 @@ const char* name_of(PipelineKind kind) {
     return "";
 }
 
+bool holds_all_micro_batches(PipelineKind kind) { return kind == PipelineKind::gpipe; }
+
 int PipelineSchedule::peer_of(const PipelineAction& action) const {
     const bool later = action.work == PipelineWork::send_activation ||
                        action.work == PipelineWork::receive_gradient;
