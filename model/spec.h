@@ -18,7 +18,8 @@ struct SharedSize;
 /// down(silu(gate(x)) ⊙ up(x)).
 enum class Mlp : uint8_t { gelu, swiglu };
 
-/// Which linear layers have biases: none; that of q, k and v; or all, and LayerNorms too.
+/// Which linear layers have biases: none; the one that computes q, k and v; or all, and LayerNorms
+/// too. Files state this once for a model, so it is the same in all layers.
 enum class Biases : uint8_t { none, qkv, all };
 
 /// How tokens know their places: by a learned vector added to the token embedding, or by rotation

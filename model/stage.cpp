@@ -47,8 +47,12 @@ Stage::Stage(const DecoderSpec& spec, const Registry& registry, const StageOptio
                  .norm_epsilon = spec.norm_epsilon},
                 arena) {
     tensor_.require_even(tokens(), "tokens of a micro-batch", context_.size());
-    if (context_.is_split())
-        context_attention_.emplace(context_, attention_shape(layer(0), {}), arena, is_training());
+    if (context_.is_split()) {
+        LayerSpec widest = layer(0);
+        for (int l = 1; l < layers(); ++l)
+            if (layer(l).kv_width() > widest.kv_width()) widest = layer(l);
+        context_attention_.emplace(context_, attention_shape(widest, {}), arena, is_training());
+    }
     take_activations(arena);
     if (registry_.ends_model()) take_head(arena);
     if (is_training()) take_gradients(arena);
