@@ -53,8 +53,8 @@ struct BlockGradients {
 /// An entry of a part's list of the gradients that it needs memory for: M rows, of the compute
 /// dtype.
 struct PartGradient {
-    /// Memory that gradients take in turn, which all blocks share: that of dy; a second one; or the
-    /// activation `preact`, which has been read by then.
+    /// The memory of a gradient, which all blocks share and gradients take in turn: the memory of
+    /// dy; a wide tensor; or the activation `preact`, which has been read by then.
     enum class Shares : uint8_t { dy, wide, preact };
 
     Tensor BlockGradients::*member;

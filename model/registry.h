@@ -59,8 +59,8 @@ struct RegistryNames {
 };
 
 /// The registry of a whole model. Names end in ".weight" and ".bias". Initial values: norms 1,
-/// biases 0, weights normal(0, init_std), those of the two projections into the residual stream
-/// scaled by 1/√(2·n_layer) where the spec says so.
+/// biases 0, weights normal(0, init_std). The weights of the two projections into the residual
+/// stream are scaled by 1/√(2·n_layer) where the spec says so.
 Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names);
 
 /// The same tensors as a tensor-parallel rank holds them. Throws Error where they cannot be split.
@@ -73,13 +73,15 @@ struct RankRegistry {
     std::vector<Registry> stages;
 };
 
-/// Of rank `rank` of `ranks`, which holds each ranks-th of the stages that have so many layers, as
-/// the tensor-parallel rank holds them. Throws Error where they cannot be split.
+/// Pipeline rank `rank` holds stages rank, rank + ranks, …, cut to this tensor rank's part.
+/// layers_of_stages: the number of layers of each stage of the model. Throws Error where a
+/// parameter cannot be split.
 RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers_of_stages,
                            int rank, int ranks, const TensorRank& tensor);
 
-/// Gives each stage a sweep of its own (Parameter::sweep), and another one to a head whose
-/// gradients come with those of inputs while those of the blocks' weights come later.
+/// Gives each stage a sweep of its own (Parameter::sweep). halves_apart: the head gets another one,
+/// since its gradients come with the gradients of inputs, and the gradients of the blocks' weights
+/// come later.
 void number_sweeps(RankRegistry& registry, bool halves_apart);
 
 /// The part of a whole model's registry with the layers [first, last). A stage that holds a tied

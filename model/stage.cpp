@@ -319,13 +319,13 @@ void Stage::evaluate_head(Stream& stream, int slot_index, const TokenBatch& batc
 }
 
 void Stage::next_token_logits(Stream& stream, int slot_index, int64_t position, Tensor out) {
-    // Other context-parallel ranks compute those of another token.
+    // Other context-parallel ranks compute the logits of another token.
     const auto [owner, row] = context_.place().place_of(position, sequence_length());
     const Tensor x = residual_.gather(stream, slot(slot_index).final_norm);
     const UnitLease weights =
         parameters_.weights.acquire(stream, registry_.unit_of(registry_.head));
     const int64_t Vp = padded_vocabulary();
-    // A rank's part begins where those of the ranks before end.
+    // The ranks' parts follow each other in the order of ranks.
     const Tensor part(out.as<float>() + tensor_.rank() * Vp, DType::fp32, {1, Vp});
     head_logits(stream, part, x.row_range(row, 1), weights.weight(registry_.head), logits_);
     if (tensor_.is_split()) tensor_.gather_numbers(stream, out.as<float>(), part.as<float>(), Vp);

@@ -163,7 +163,7 @@ struct Move {
     int64_t from = 0, to = 0, n = 0;
 };
 
-/// What of saved elements is in a piece of memory, whose runs are `held`; in ascending order.
+/// The saved elements that are in a piece of memory, whose runs are `held`; in ascending order.
 std::vector<Move> moves_into(const std::vector<HeldRun>& held, const ElementRuns& saved) {
     std::vector<Move> moves;
     for (int64_t i = 0; i < saved.count; ++i)

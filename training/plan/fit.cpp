@@ -113,7 +113,7 @@ RunShape with_choices(const RunShape& shape, const Fit& fit) {
 
 namespace {
 
-/// fit_into() for a stage of ZeRO. `time` is set to that of the fit.
+/// fit_into() for a stage of ZeRO. `time` is set to the time of the fit's step.
 Fit fit_stage(uint64_t available, const RunShape& shape, const Device& device,
               const StepTime& step_time, double& time) {
     const Config& config = shape.config;
