@@ -39,8 +39,8 @@ struct Activation {
     ReadBy read_by = ReadBy::inputs;
     bool in_training_only = false;
     bool of_ranks_rows = false;  // [M / ranks, width] among tensor-parallel ranks
-    /// Of what tensor-parallel ranks gather for products: keeps this rank's rows where all rows are
-    /// gathered again in the backward pass.
+    /// The member that keeps this rank's rows where tensor-parallel ranks gather all rows again in
+    /// the backward pass.
     Tensor BlockActivations::*rows = nullptr;
 };
 using Activations = std::vector<Activation>;

@@ -54,6 +54,13 @@ Activations attention_activations(const LayerSpec& layer, DType dtype) {
     return list;
 }
 
+PartGradients attention_gradients(const LayerSpec& layer) {
+    using G = BlockGradients;
+    return {
+        {.member = &G::datt, .width = layer.attention_width(), .shares = PartGradient::Shares::dy},
+        {.member = &G::dqkv, .width = layer.qkv_width(), .read_by = ReadBy::weights}};
+}
+
 namespace {
 
 /// q, k and v in a packed tensor.
@@ -188,8 +195,12 @@ void attention_layer_backward(const BackwardPass& pass) {
 size_t attention_layer_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype,
                                      int64_t rows) {
     const int64_t C = layer.n_embd;
-    return std::max(linear_scratch_bytes(stream, dtype, rows, layer.qkv_width(), C),
-                    linear_scratch_bytes(stream, dtype, rows, C, layer.attention_width()));
+    const size_t products =
+        std::max(linear_scratch_bytes(stream, dtype, rows, layer.qkv_width(), C),
+                 linear_scratch_bytes(stream, dtype, rows, C, layer.attention_width()));
+    if (!layer.qk_norm) return products;
+    return std::max(
+        products, rope_scratch_bytes(stream, rope_shape(layer, dtype, 1, static_cast<int>(rows))));
 }
 
 }  // namespace train_gpt

@@ -1,5 +1,6 @@
 // The attention part of a block: out(attention(qkv(norm(x)))), with q and k rotated where positions
-// are rotary. A list of its activations, its passes, and the scratch memory that they need.
+// are rotary. Lists of its activations and gradients, its passes, and the scratch memory that the
+// passes need.
 #pragma once
 #include <functional>
 
@@ -16,6 +17,7 @@ RopeShape rope_shape(const LayerSpec& layer, DType dtype, int B, int T);
 AttentionShape attention_shape(const LayerSpec& layer, DType dtype, int B, int T, int S);
 
 Activations attention_activations(const LayerSpec& layer, DType dtype);
+PartGradients attention_gradients(const LayerSpec& layer);
 
 /// How the part attends: from qkv, or rotated, into att.
 using Attend = std::function<void(Stream&, const Block&)>;
@@ -31,7 +33,7 @@ Addends add_attention(Stream& stream, const Block& block);
 /// weights.
 void attention_layer_backward(const BackwardPass& pass);
 
-/// The scratch memory of these passes for `rows` tokens, without that of attention itself.
+/// The scratch memory of these passes for `rows` tokens. Attention itself is not counted.
 size_t attention_layer_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype,
                                      int64_t rows);
 

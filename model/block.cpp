@@ -30,6 +30,13 @@ Activations block_activations(const LayerSpec& layer, DType dtype) {
     return list;
 }
 
+PartGradients block_gradients(const LayerSpec& layer) {
+    PartGradients list = mlp_gradients(layer);
+    const PartGradients attention = attention_gradients(layer);
+    list.insert(list.end(), attention.begin(), attention.end());
+    return list;
+}
+
 Activations widest_activations(const DecoderSpec& spec, int first, int last, DType dtype) {
     Activations widest;
     for (int l = first; l < last; ++l)

@@ -12,6 +12,8 @@ namespace train_gpt {
 
 /// The activations of all parts of a block, and of the norms between them, except x.
 Activations block_activations(const LayerSpec& layer, DType dtype);
+/// The gradients of all parts of a block, in the order of the backward pass.
+PartGradients block_gradients(const LayerSpec& layer);
 /// What layers [first, last) can share: every activation that one of them has, as wide as the
 /// widest.
 Activations widest_activations(const DecoderSpec& spec, int first, int last, DType dtype);
@@ -27,7 +29,7 @@ Addends block_forward(Stream& stream, const Block& block, Tensor out,
 void block_backward(Stream& stream, Gradients& gradients, const Block& block,
                     const BlockGradients& g, Recompute recompute, Backward part = Backward::both);
 
-/// The scratch memory of these passes for `rows` tokens, without that of attention itself.
+/// The scratch memory of these passes for `rows` tokens. Attention itself is not counted.
 size_t block_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype, int64_t rows);
 
 }  // namespace train_gpt

@@ -1,5 +1,7 @@
 #include "model/block_pass.h"
 
+#include <cassert>
+
 #include "device/copy.h"
 #include "kernels/convert.h"
 #include "kernels/linear/linear.h"
@@ -105,6 +107,7 @@ void BackwardPass::weight_gradient_of_norm(int weight, int bias, Tensor x, Tenso
 GradientSink BackwardPass::early_sink(int i) const {
     for (const EarlyGradient& kept : early_)
         if (kept.parameter == i) return {g.early.as<float>() + kept.offset, DType::fp32, false};
+    assert(i < 0 || early_.empty());  // early_gradients() lists all that come early
     return gradients.sink(stream, i);
 }
 

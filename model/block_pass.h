@@ -50,6 +50,22 @@ struct BlockGradients {
     Tensor dout = {}, dmid = {}, early = {};
 };
 
+/// An entry of a part's list of the gradients that it needs memory for: M rows, of the compute
+/// dtype.
+struct PartGradient {
+    /// The memory of a gradient, which all blocks share and gradients take in turn: the memory of
+    /// dy; a wide tensor; or the activation `preact`, which has been read by then.
+    enum class Shares : uint8_t { dy, wide, preact };
+
+    Tensor BlockGradients::*member;
+    int64_t width = 0;  // columns
+    Shares shares = Shares::wide;
+    /// Where the halves of the backward pass are called apart, what the second half reads has
+    /// memory of its own.
+    ReadBy read_by = ReadBy::inputs;
+};
+using PartGradients = std::vector<PartGradient>;
+
 /// Which gradients a backward pass computes: the inputs', the weights', or both. A pass of `inputs`
 /// and one of `weights` after it do the same as `both`. Gradients that norms sum up (their own, and
 /// the bias of the projection before) come with the inputs.

@@ -38,14 +38,19 @@ void copy_columns(Stream& stream, const Columns& c, DType dtype) {
 
 }  // namespace
 
-ContextAttention::ContextAttention(ContextGroup& group, const AttentionShape& shape, Arena& arena,
+ContextAttention::ContextAttention(ContextGroup& group, const AttentionShape& widest, Arena& arena,
                                    bool training)
-    : group_(group), shape_(shape) {
-    assert(shape.T == shape.S && shape.T % 2 == 0);
-    keys_values_ = arena.tensor(shape.dtype, {elements()}, Purpose::buffers);
+    : group_(group), shape_(widest), most_elements_(elements()) {
+    assert(widest.T == widest.S && widest.T % 2 == 0);
+    keys_values_ = arena.tensor(widest.dtype, {most_elements_}, Purpose::buffers);
     travelling_ =
-        arena.tensor(training ? DType::fp32 : shape.dtype, {elements()}, Purpose::buffers);
-    if (training) gradients_ = arena.tensor(DType::fp32, {elements()}, Purpose::buffers);
+        arena.tensor(training ? DType::fp32 : widest.dtype, {most_elements_}, Purpose::buffers);
+    if (training) gradients_ = arena.tensor(DType::fp32, {most_elements_}, Purpose::buffers);
+}
+
+void ContextAttention::work_on(const AttentionShape& layer) {
+    shape_ = layer;
+    assert(elements() <= most_elements_);
 }
 
 AttentionShape ContextAttention::chunk_shape(const AttentionShape& shape, int chunk) const {
@@ -105,6 +110,7 @@ void ContextAttention::gather(Stream& stream, const HeadsView& k, const HeadsVie
 }
 
 void ContextAttention::forward(Stream& stream, const AttentionForward& args) {
+    work_on(args.shape);
     gather(stream, args.k, args.v);
     for (int chunk = 0; chunk < 2; ++chunk)
         attention_forward(stream, {.shape = chunk_shape(args.shape, chunk),
@@ -116,6 +122,7 @@ void ContextAttention::forward(Stream& stream, const AttentionForward& args) {
 }
 
 void ContextAttention::backward(Stream& stream, const AttentionBackward& args, bool gathered) {
+    work_on(args.shape);
     if (!gathered) gather(stream, args.k, args.v);
     for (const int chunk : {1, 0})
         attention_backward(stream, {.shape = chunk_shape(args.shape, chunk),
@@ -137,7 +144,7 @@ void ContextAttention::backward(Stream& stream, const AttentionBackward& args, b
               static_cast<size_t>(unseen * width()) * sizeof(float));
 
     const int64_t rows = int64_t{shape_.B} * shape_.T, half = width() / 2;
-    const Tensor by_rank = travelling_.reshaped({group_.size(), rows * width()});
+    const Tensor by_rank(travelling_.data, DType::fp32, {group_.size(), rows * width()});
     reorder(stream, by_rank, gradients_, false);
     group_.add_up(stream, by_rank);
     Tensor own = by_rank.row_range(group_.rank(), 1);

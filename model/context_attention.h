@@ -11,9 +11,11 @@ namespace train_gpt {
 
 class ContextAttention {
   public:
-    /// Takes memory that all layers share. shape: the rank's rows, which are B sequences of T = S
-    /// tokens. Whole sequences have T · ranks tokens. training: backward() will be called.
-    ContextAttention(ContextGroup& group, const AttentionShape& shape, Arena& arena, bool training);
+    /// Takes memory that all layers share. widest: the shape of the layer with the widest keys. It
+    /// has the rank's rows, which are B sequences of T = S tokens. Whole sequences have T · ranks
+    /// tokens. training: backward() will be called.
+    ContextAttention(ContextGroup& group, const AttentionShape& widest, Arena& arena,
+                     bool training);
 
     /// Like attention_forward(). q, k, v and out are the rank's rows [B, T]; each sequence has the
     /// early chunk, then the late chunk. The heads of k and v are consecutive, and their rows have
@@ -33,6 +35,7 @@ class ContextAttention {
     /// The number of elements in a token's keys and values.
     int64_t width() const { return int64_t{2} * shape_.H_kv * shape_.D; }
     int64_t elements() const { return int64_t{shape_.B} * whole_T() * width(); }
+    void work_on(const AttentionShape& layer);
     AttentionShape chunk_shape(const AttentionShape& shape, int chunk) const;
     HeadsView chunk_of(HeadsView rows, int chunk) const;
     const float* chunk_of(const float* lse, int chunk) const;
@@ -44,7 +47,8 @@ class ContextAttention {
     void gather(Stream& stream, const HeadsView& k, const HeadsView& v);
 
     ContextGroup& group_;
-    AttentionShape shape_;
+    AttentionShape shape_;  // of the layer at work
+    int64_t most_elements_;
     // keys_values_ and gradients_ (fp32) are in order of position [B, T · ranks, width()].
     // travelling_ is by rank [ranks, B, T, width()]: keys and values, or gradients, as they travel.
     Tensor keys_values_, gradients_, travelling_;

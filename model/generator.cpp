@@ -8,6 +8,7 @@
 #include "kernels/embedding.h"
 #include "kernels/head_loss.h"
 #include "kernels/norm.h"
+#include "model/scratch.h"
 
 namespace train_gpt {
 
@@ -47,20 +48,26 @@ Generator::Generator(const DecoderSpec& spec, const Registry& registry, Paramete
 }
 
 size_t Generator::scratch_bytes(const Stream& stream) const {
-    const DType dtype = parameters_.dtype();
-    size_t most = head_loss_scratch_bytes(stream, dtype, 1, spec_.padded_vocab(), spec_.n_embd);
-    for (int l = 0; l < spec_.n_layer; ++l) {
-        most = std::max(most, block_scratch_bytes(stream, spec_.layer(l), dtype, chunk_));
+    const auto attention = [&](const LayerSpec& layer) {
+        size_t most = 0;
         for (const int T : {1, 2, 3, chunk_})  // a few queries are split over threads differently
             if (T <= chunk_)
-                most =
-                    std::max(most, attention_forward_scratch_bytes(stream, attention_shape(l, T)));
-    }
-    return most;
+                most = std::max(most,
+                                attention_forward_scratch_bytes(stream, attention_shape(layer, T)));
+        return most;
+    };
+    return scratch_bytes_of(stream, {.spec = spec_,
+                                     .first = 0,
+                                     .last = spec_.n_layer,
+                                     .dtype = parameters_.dtype(),
+                                     .rows = chunk_,
+                                     .attention = attention,
+                                     .vocab_rows = spec_.padded_vocab(),
+                                     .logits_rows = 1});
 }
 
-AttentionShape Generator::attention_shape(int layer, int T) const {
-    return train_gpt::attention_shape(spec_.layer(layer), parameters_.dtype(), 1, T, position_ + T);
+AttentionShape Generator::attention_shape(const LayerSpec& layer, int T) const {
+    return train_gpt::attention_shape(layer, parameters_.dtype(), 1, T, position_ + T);
 }
 
 Tensor Generator::cache(int layer, int part) const {
@@ -134,7 +141,7 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
                           .parameters = p,
                           .activations = a,
                           .rope = rope,
-                          .attention = attention_shape(l, T)};
+                          .attention = attention_shape(layer, T)};
         block_forward(stream, block, out, [&](Stream& s, const Block& of) { attend(s, l, of); });
         std::swap(x, out);
     }

@@ -35,7 +35,7 @@ class Generator final : public TokenGenerator {
     Tensor cache(int layer, int part) const;
     void attend(Stream& stream, int layer, const Block& block);
     void feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool with_logits);
-    AttentionShape attention_shape(int layer, int T) const;
+    AttentionShape attention_shape(const LayerSpec& layer, int T) const;
 
     DecoderSpec spec_;
     Registry registry_;

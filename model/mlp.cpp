@@ -20,6 +20,14 @@ Activations mlp_activations(const LayerSpec& layer, DType dtype) {
              .read_by = ReadBy::weights}};
 }
 
+PartGradients mlp_gradients(const LayerSpec& layer) {
+    using G = BlockGradients;
+    PartGradient dup{.member = &G::dup, .width = layer.up_width(), .read_by = ReadBy::weights};
+    if (!layer.is_gated()) return {dup};
+    dup.shares = PartGradient::Shares::preact;
+    return {{.member = &G::dhidden, .width = layer.n_ff}, dup};
+}
+
 void mlp_forward(Stream& stream, const Block& block) {
     const BlockParameters& p = block.parameters;
     const BlockActivations& a = block.activations;

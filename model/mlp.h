@@ -1,12 +1,13 @@
 // The feed-forward part of a block: down(hidden(up(norm(x)))), where hidden is gelu, or silu(gate)
-// ⊙ up of both halves. A list of its activations, its passes, and the scratch memory that they
-// need.
+// ⊙ up of both halves. Lists of its activations and gradients, its passes, and the scratch memory
+// that the passes need.
 #pragma once
 #include "model/block_pass.h"
 
 namespace train_gpt {
 
 Activations mlp_activations(const LayerSpec& layer, DType dtype);
+PartGradients mlp_gradients(const LayerSpec& layer);
 
 /// preact and hidden from the stream's norm.
 void mlp_forward(Stream& stream, const Block& block);

@@ -31,7 +31,7 @@ class Pipeline {
     BatchShape batch_shape() const {
         return {options().B, sequence_length(), options().document_mask, context().place()};
     }
-    /// Of all context-parallel ranks.
+    /// The tokens that all context-parallel ranks together have of each sequence.
     int sequence_length() const { return stages_.front()->sequence_length(); }
     bool begins_model() const { return rank_ == 0; }
     bool ends_model() const { return rank_ == ranks() - 1; }

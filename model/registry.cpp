@@ -193,19 +193,6 @@ Registry registry_held_by(Registry whole, const TensorRank& rank) {
     return whole;
 }
 
-namespace {
-
-/// The indices of a block's parameters.
-template <class Block>
-auto indices_of(Block& block) {
-    return std::array{&block.norm1_w, &block.norm1_b, &block.qkv_w,    &block.qkv_b,
-                      &block.out_w,   &block.out_b,   &block.q_norm_w, &block.k_norm_w,
-                      &block.norm2_w, &block.norm2_b, &block.up_w,     &block.up_b,
-                      &block.down_w,  &block.down_b};
-}
-
-}  // namespace
-
 RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers_of_stages,
                            int rank, int ranks, const TensorRank& tensor) {
     RankRegistry all;
@@ -224,7 +211,7 @@ RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers
                 all.parameters.push_back(std::move(p));
             }
             for (BlockParameters& block : stage.blocks)
-                for (int* index : indices_of(block)) move(*index);
+                for (const auto member : block_parameters) move(block.*member);
             for (int* index : {&stage.tokens, &stage.positions, &stage.final_norm_w,
                                &stage.final_norm_b, &stage.head})
                 move(*index);
@@ -266,7 +253,7 @@ Registry stage_of(const Registry& whole, int first, int last) {
     const auto placed = [&](int i) { return i < 0 ? -1 : place[static_cast<size_t>(i)]; };
     for (int layer = first; layer < last; ++layer) {
         BlockParameters block = whole.blocks[static_cast<size_t>(layer)];
-        for (int* i : indices_of(block)) *i = placed(*i);
+        for (const auto member : block_parameters) block.*member = placed(block.*member);
         stage.blocks.push_back(block);
     }
     stage.tokens = placed(whole.tokens), stage.positions = placed(whole.positions);

@@ -14,6 +14,15 @@ struct BlockParameters {
     int q_norm_w = -1, k_norm_w = -1;  // [D]
     int norm2_w = -1, norm2_b = -1, up_w = -1, up_b = -1, down_w = -1, down_b = -1;
 };
+/// All of them.
+inline constexpr std::array block_parameters = {
+    &BlockParameters::norm1_w,  &BlockParameters::norm1_b,  &BlockParameters::qkv_w,
+    &BlockParameters::qkv_b,    &BlockParameters::out_w,    &BlockParameters::out_b,
+    &BlockParameters::q_norm_w, &BlockParameters::k_norm_w, &BlockParameters::norm2_w,
+    &BlockParameters::norm2_b,  &BlockParameters::up_w,     &BlockParameters::up_b,
+    &BlockParameters::down_w,   &BlockParameters::down_b};
+static_assert(sizeof(BlockParameters) == block_parameters.size() * sizeof(int),
+              "block_parameters lists every member");
 
 /// The parameters of layers first_layer … and, at the ends of the model, of the embedding, the
 /// final norm and the head. Units are numbered in the order of the forward pass: the embedding (if
@@ -50,8 +59,8 @@ struct RegistryNames {
 };
 
 /// The registry of a whole model. Names end in ".weight" and ".bias". Initial values: norms 1,
-/// biases 0, weights normal(0, init_std), those of the two projections into the residual stream
-/// scaled by 1/√(2·n_layer) where the spec says so.
+/// biases 0, weights normal(0, init_std). The weights of the two projections into the residual
+/// stream are scaled by 1/√(2·n_layer) where the spec says so.
 Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names);
 
 /// The same tensors as a tensor-parallel rank holds them. Throws Error where they cannot be split.
@@ -64,13 +73,15 @@ struct RankRegistry {
     std::vector<Registry> stages;
 };
 
-/// Of rank `rank` of `ranks`, which holds each ranks-th of the stages that have so many layers, as
-/// the tensor-parallel rank holds them. Throws Error where they cannot be split.
+/// Pipeline rank `rank` holds stages rank, rank + ranks, …, cut to this tensor rank's part.
+/// layers_of_stages: the number of layers of each stage of the model. Throws Error where a
+/// parameter cannot be split.
 RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers_of_stages,
                            int rank, int ranks, const TensorRank& tensor);
 
-/// Gives each stage a sweep of its own (Parameter::sweep), and another one to a head whose
-/// gradients come with those of inputs while those of the blocks' weights come later.
+/// Gives each stage a sweep of its own (Parameter::sweep). halves_apart: the head gets another one,
+/// since its gradients come with the gradients of inputs, and the gradients of the blocks' weights
+/// come later.
 void number_sweeps(RankRegistry& registry, bool halves_apart);
 
 /// The part of a whole model's registry with the layers [first, last). A stage that holds a tied

@@ -2,11 +2,11 @@
 // it and adds a product to it.
 //
 // Without other tensor-parallel ranks, a product adds the stream and its bias in its epilogue.
-// Tensor- parallel ranks (parallel/axes/tensor.h) share the products: a rank has its part of the
-// columns of a part's first product and of the rows of its last one. The stream and its norms are
-// of the rank's rows. The norms' outputs are gathered before the products that read them; the
-// products into the stream are summed over the ranks, and the norm after such a product adds sum,
-// stream and bias.
+// Tensor-parallel ranks (parallel/axes/tensor.h) share the products: a rank has some of the columns
+// of a part's first product, and some of the rows of the part's last product. The stream and its
+// norms have the rank's rows. The norms' outputs are gathered before the products that read them.
+// The products into the stream are summed over the ranks, and the norm after such a product adds
+// sum, stream and bias.
 #pragma once
 #include <cstdint>
 
@@ -52,7 +52,7 @@ class ResidualStream {
     };
     /// Takes buffers from the arena if several ranks share the products.
     ResidualStream(TensorGroup& tensor, const Shape& shape, Arena& arena);
-    /// Of this rank alone, for any number of tokens.
+    /// The stream of a model on one rank, for any number of tokens.
     ResidualStream(TensorGroup& alone, Norm norm, double norm_epsilon)
         : tensor_(alone), norm_(norm), norm_epsilon_(static_cast<float>(norm_epsilon)) {}
 
@@ -65,7 +65,7 @@ class ResidualStream {
     /// for all rows (for_each_chunk).
     void norm(Stream& stream, const StreamNorm& of, const Addends& addends = {},
               bool gathers = true) const;
-    /// All of this rank's rows at once, of a norm that no product waits for.
+    /// A norm that no product waits for, of all of this rank's rows at once.
     void norm_of_rows(Stream& stream, const StreamNorm& of, const Addends& addends) const;
     /// The backward pass of a norm of this rank's rows.
     void norm_backward(Stream& stream, const StreamNorm& of, const NormGradients& g) const;
@@ -92,8 +92,8 @@ class ResidualStream {
         }
     }
 
-    /// The stream's gradient of all rows, for products of the backward pass; `held` is of this
-    /// rank's rows, and is returned without other ranks.
+    /// The stream's gradient of all rows, for products of the backward pass. `held` has this rank's
+    /// rows, and is returned if there are no other ranks.
     Tensor gather_gradient(Stream& stream, Tensor held) const;
     /// dy = dout·w, the gradient of a norm's output; among several ranks the sum of their products.
     void add_input_gradient(Stream& stream, Tensor dy, Tensor dout, Tensor w) const;

@@ -1,5 +1,6 @@
 #include "model/rotary_table.h"
 
+#include <cassert>
 #include <vector>
 
 #include "device/copy.h"
@@ -8,6 +9,7 @@ namespace train_gpt {
 
 RotaryTable::RotaryTable(const DecoderSpec& spec, int64_t n, Arena& arena, Purpose purpose)
     : frequencies_(spec.rope) {
+    for (int l = 0; l < spec.n_layer; ++l) assert(spec.layer(l).head_size == spec.head_size);
     if (spec.is_rotary()) table_ = arena.tensor(DType::fp32, {n, spec.head_size}, purpose);
 }
 

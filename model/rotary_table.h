@@ -8,7 +8,8 @@ namespace train_gpt {
 
 class RotaryTable {
   public:
-    /// If the spec has rotary positions, takes memory for positions 0 … n − 1 from the arena.
+    /// If the spec has rotary positions, takes memory for positions 0 … n − 1 from the arena. One
+    /// table serves all layers: they have the spec's head size.
     RotaryTable(const DecoderSpec& spec, int64_t n, Arena& arena, Purpose purpose);
 
     /// The table, fp32 [n, D], for RopeShape::table. The first call computes it and waits for the

@@ -18,7 +18,8 @@ struct SharedSize;
 /// down(silu(gate(x)) ⊙ up(x)).
 enum class Mlp : uint8_t { gelu, swiglu };
 
-/// Which linear layers have biases: none; that of q, k and v; or all, and LayerNorms too.
+/// Which linear layers have biases: none; the one that computes q, k and v; or all, and LayerNorms
+/// too. Files state this once for a model, so it is the same in all layers.
 enum class Biases : uint8_t { none, qkv, all };
 
 /// How tokens know their places: by a learned vector added to the token embedding, or by rotation
@@ -71,8 +72,8 @@ struct DecoderSpec {
     bool tied_head = true;  // the output head is the token embedding
     Positions positions = Positions::learned;
     RopeFrequencies rope = {};  // D is the head size
-    // Of the initial weights, with 1/√(2·n_layer) for the projections into the residual stream; a
-    // trained model computes the same with any.
+    // The standard deviation of initial weights, and whether it is scaled by 1/√(2·n_layer) for the
+    // projections into the residual stream. What a trained model computes does not depend on them.
     double init_std = 0.02;
     bool init_residual_scaling = true;
 
@@ -91,8 +92,8 @@ struct DecoderSpec {
     bool operator==(const DecoderSpec&) const = default;
 };
 
-/// What tensor-parallel ranks share of a decoder (parallel/axes/tensor.h): the heads and the hidden
-/// values of all layers, without repetitions; the vocabulary comes last.
+/// The sizes of a decoder that tensor-parallel ranks share (parallel/axes/tensor.h): the heads and
+/// the hidden values of all layers, without repetitions; the vocabulary comes last.
 std::vector<SharedSize> shared_sizes(const DecoderSpec& spec);
 
 /// What each of so many tensor-parallel ranks computes of a decoder: its share of the heads, the

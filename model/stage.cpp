@@ -7,6 +7,7 @@
 #include "device/trace.h"
 #include "kernels/embedding.h"
 #include "kernels/head_loss.h"
+#include "model/scratch.h"
 
 namespace train_gpt {
 
@@ -46,8 +47,12 @@ Stage::Stage(const DecoderSpec& spec, const Registry& registry, const StageOptio
                  .norm_epsilon = spec.norm_epsilon},
                 arena) {
     tensor_.require_even(tokens(), "tokens of a micro-batch", context_.size());
-    if (context_.is_split())
-        context_attention_.emplace(context_, attention_shape(layer(0), {}), arena, is_training());
+    if (context_.is_split()) {
+        LayerSpec widest = layer(0);
+        for (int l = 1; l < layers(); ++l)
+            if (layer(l).kv_width() > widest.kv_width()) widest = layer(l);
+        context_attention_.emplace(context_, attention_shape(widest, {}), arena, is_training());
+    }
     take_activations(arena);
     if (registry_.ends_model()) take_head(arena);
     if (is_training()) take_gradients(arena);
@@ -128,51 +133,48 @@ void Stage::take_activations(Arena& arena) {
 }
 
 void Stage::take_gradients(Arena& arena) {
+    using Shares = PartGradient::Shares;
     const int64_t C = spec_.n_embd, M = tokens(), held = tensor_.rows_of_rank(M);
     const bool apart = options_.backward_apart;
     const DType dtype = parameters_.dtype();
     const auto take = [&](int64_t rows, int64_t cols) {
         return arena.tensor(dtype, {rows, cols}, Purpose::buffers);
     };
-    const auto view = [&](const Tensor& memory, int64_t cols) {
-        return Tensor(memory.data, dtype, {M, cols});
+    const auto lasts = [&](const PartGradient& of) {
+        return apart && of.read_by == ReadBy::weights;
     };
     // The widest of what all blocks share
-    int64_t width = 0, qkv = 0, hidden = 0;
-    bool only_gated = true;
-    for (int l = 0; l < layers(); ++l) {
-        width = std::max<int64_t>(width, layer(l).attention_width());
-        qkv = std::max<int64_t>(qkv, layer(l).qkv_width());
-        hidden = std::max<int64_t>(hidden, layer(l).n_ff);
-        only_gated = only_gated && layer(l).is_gated();
-    }
+    int64_t beside_dy = 0, wide_width = 0;
+    for (int l = 0; l < layers(); ++l)
+        for (const PartGradient& of : block_gradients(layer(l))) {
+            if (lasts(of) || of.shares == Shares::preact) continue;
+            int64_t& widest = of.shares == Shares::dy ? beside_dy : wide_width;
+            widest = std::max(widest, of.width);
+        }
     dres_ = take(held, C);
-    const Tensor narrow = arena.tensor(dtype, {std::max(held * C, M * width)}, Purpose::buffers);
+    const Tensor narrow =
+        arena.tensor(dtype, {std::max(held * C, M * beside_dy)}, Purpose::buffers);
     dy_ = Tensor(narrow.data, dtype, {held, C});
-    // With SwiGLU, dup takes preact's place, unless it must last longer than preact.
-    const Tensor wide = !apart       ? take(M, std::max(qkv, hidden))
-                        : only_gated ? take(M, hidden)
-                                     : Tensor{};
+    const Tensor wide = wide_width > 0 ? take(M, wide_width) : Tensor{};
     for (Slot& slot : slots_) {
         for (int l = 0; l < layers(); ++l) {
-            const LayerSpec of = layer(l);
+            const size_t i = static_cast<size_t>(l);
             BlockGradients& g = slot.gradients.emplace_back();
-            g = {.dres = dres_,
-                 .dy = dy_,
-                 .datt = view(narrow, of.attention_width()),
-                 .dhidden = of.is_gated() ? view(wide, of.n_ff) : Tensor{},
-                 .dup = of.is_gated() ? slot.blocks[static_cast<size_t>(l)].preact
-                                      : view(wide, of.n_ff),
-                 .dqkv = view(wide, of.qkv_width())};
+            g.dres = dres_, g.dy = dy_;
+            for (const PartGradient& of : block_gradients(layer(l))) {
+                const Tensor& shared = of.shares == Shares::dy     ? narrow
+                                       : of.shares == Shares::wide ? wide
+                                                                   : slot.blocks[i].preact;
+                g.*of.member =
+                    lasts(of) ? take(M, of.width) : Tensor(shared.data, dtype, {M, of.width});
+            }
             if (!apart) continue;
-            g.dup = take(M, of.up_width()), g.dqkv = take(M, of.qkv_width());
             g.dout = take(held, C), g.dmid = take(held, C);
-            // Where gradients stand alone, a block's must all be written together, before those of
-            // another micro-batch.
+            // Where gradients stand alone, all gradients of a block must be written together,
+            // before the gradients of another micro-batch.
             if (parameters_.gradients.stand_alone())
                 g.early = arena.tensor(
-                    DType::fp32,
-                    {early_gradients(of, registry_.blocks[static_cast<size_t>(l)]).back().end()},
+                    DType::fp32, {early_gradients(layer(l), registry_.blocks[i]).back().end()},
                     Purpose::buffers);
         }
         if (apart && registry_.begins_model()) slot.dembedding = take(held, C);
@@ -180,27 +182,23 @@ void Stage::take_gradients(Arena& arena) {
 }
 
 size_t Stage::scratch_bytes(const Stream& stream) const {
-    const int64_t C = spec_.n_embd, M = tokens();
-    const DType dtype = parameters_.dtype();
     // Only whether batches have doc_start matters here.
     const int32_t any = 0;
     const TokenBatch batch{.doc_start = options_.document_mask ? &any : nullptr};
-    size_t most = 0;
-    for (int l = 0; l < layers(); ++l) {
-        const LayerSpec of = layer(l);
-        const AttentionShape shape = attention_shape(of, batch);
-        most = std::max({most, block_scratch_bytes(stream, of, dtype, M),
-                         context_attention_ ? context_attention_->scratch_bytes(stream, shape)
-                                            : attention_scratch_bytes(stream, shape)});
-        if (of.qk_norm)
-            most = std::max(
-                most, rope_scratch_bytes(stream, rope_shape(of, dtype, options_.B, options_.T)));
-    }
-    const int64_t Vp = padded_vocabulary();
-    if (registry_.begins_model()) most = std::max(most, embedding_scratch_bytes(stream, M, Vp));
-    if (registry_.ends_model())
-        most = std::max(most, head_loss_scratch_bytes(stream, dtype, logits_.shape[0], Vp, C));
-    return most;
+    const auto attention = [&](const LayerSpec& layer) {
+        const AttentionShape shape = attention_shape(layer, batch);
+        return context_attention_ ? context_attention_->scratch_bytes(stream, shape)
+                                  : attention_scratch_bytes(stream, shape);
+    };
+    return scratch_bytes_of(stream, {.spec = part_,
+                                     .first = registry_.first_layer,
+                                     .last = registry_.first_layer + layers(),
+                                     .dtype = parameters_.dtype(),
+                                     .rows = tokens(),
+                                     .attention = attention,
+                                     .vocab_rows = padded_vocabulary(),
+                                     .has_embedding = registry_.begins_model(),
+                                     .logits_rows = registry_.ends_model() ? logits_.shape[0] : 0});
 }
 
 AttentionShape Stage::attention_shape(const LayerSpec& layer, const TokenBatch& batch) const {
@@ -324,13 +322,13 @@ void Stage::evaluate_head(Stream& stream, int slot_index, const TokenBatch& batc
 }
 
 void Stage::next_token_logits(Stream& stream, int slot_index, int64_t position, Tensor out) {
-    // Other context-parallel ranks compute those of another token.
+    // Other context-parallel ranks compute the logits of another token.
     const auto [owner, row] = context_.place().place_of(position, sequence_length());
     const Tensor x = residual_.gather(stream, slot(slot_index).final_norm);
     const UnitLease weights =
         parameters_.weights.acquire(stream, registry_.unit_of(registry_.head));
     const int64_t Vp = padded_vocabulary();
-    // A rank's part begins where those of the ranks before end.
+    // The ranks' parts follow each other in the order of ranks.
     const Tensor part(out.as<float>() + tensor_.rank() * Vp, DType::fp32, {1, Vp});
     head_logits(stream, part, x.row_range(row, 1), weights.weight(registry_.head), logits_);
     if (tensor_.is_split()) tensor_.gather_numbers(stream, out.as<float>(), part.as<float>(), Vp);

@@ -58,7 +58,7 @@ class Stage {
     const DecoderSpec& spec() const { return spec_; }
     const StageOptions& options() const { return options_; }
     ContextGroup& context() const { return context_; }
-    /// Of all context-parallel ranks.
+    /// The tokens that all context-parallel ranks together have of each sequence.
     int sequence_length() const { return options_.T * context_.size(); }
     DType dtype() const { return parameters_.dtype(); }
 
@@ -70,29 +70,30 @@ class Stage {
     /// that ends the model.
     void evaluate_head(Stream& stream, int slot, const TokenBatch& batch);
 
-    /// The same if the stage ends the model, and the backward pass from the sum of losses, or from
-    /// `dout` [M, C]. Gradients of weights go to the store's sinks; din [M, C] receives that of the
-    /// stage's input, if the stage does not begin the model.
+    /// The backward pass. In a stage that ends the model, computes the losses as evaluate_head()
+    /// does and starts from their sum; in others, starts from `dout` [M, C]. Gradients of weights
+    /// go to the store's sinks. If the stage does not begin the model, din [M, C] receives the
+    /// gradient of the stage's input.
     void backward(Stream& stream, int slot, const TokenBatch& batch, Tensor dout = {},
                   Tensor din = {});
-    /// The two halves of backward(), with the option backward_apart. The head's weight gradient and
-    /// those of norms come with the first.
+    /// The two halves of backward(), with the option backward_apart. The first half also computes
+    /// the weight gradients of the head and of norms.
     void backward_inputs(Stream& stream, int slot, const TokenBatch& batch, Tensor dout = {},
                          Tensor din = {});
     void backward_weights(Stream& stream, int slot, const TokenBatch& batch);
 
-    /// Instead of these passes, on a rank with one micro-batch fewer than others: takes part in
-    /// what the ranks that split the state exchange in them.
+    /// For a rank with one micro-batch fewer than other ranks, instead of a pass: takes part in
+    /// what the ranks that split the state exchange in the pass.
     void skip_forward(Stream& stream);
     void skip_backward(Stream& stream, Backward part);
 
-    /// Logits of the token after a position of the first sequence of a forward pass in the device's
-    /// memory, fp32 [1, …], for as many entries as padded_vocabulary_of_all(), of which only those
-    /// of the vocabulary mean something. Only in a stage that ends the model.
+    /// The logits of the token after a position of the first sequence of a forward pass. Only in a
+    /// stage that ends the model. out: fp32 [1, padded_vocabulary_of_all()] in the device's memory;
+    /// entries past vocab_size are padding.
     void next_token_logits(Stream& stream, int slot, int64_t position, Tensor out);
     int64_t padded_vocabulary_of_all() const { return tensor_.size() * padded_vocabulary(); }
 
-    /// Of the last evaluate_head() or backward pass.
+    /// The losses of the last evaluate_head() or backward pass.
     const float* losses() const { return losses_.as<float>(); }
     /// The largest scratch memory that any kernel of this stage needs.
     size_t scratch_bytes(const Stream& stream) const;

@@ -1,5 +1,5 @@
-// Collectives in host memory. The ranks of a node exchange data through shared memory, nodes
-// through messages (links.h: MPI's, or over TCP).
+// Collectives in host memory. The ranks of a node exchange data through shared memory. Nodes
+// exchange data through messages (links.h), which MPI or TCP carries.
 //
 // The buffer of a collective consists of blocks, one for each rank of the group, which owns it. On
 // every node each block has a handler: the owner itself if it belongs to the node, else one of the
@@ -11,8 +11,9 @@
 // So a block crosses between two nodes once, and the elements of all blocks are summed in the same
 // order: within a node by rank, then by node. Buffers are processed in turns, each of which moves
 // an equal piece of every block through the shared memory. Sums travel between nodes in the type in
-// which they are added, those of bf16 as fp32. An all-reduce is a reduce-scatter and an all-gather.
-// A broadcast is an all-gather in which all blocks but the root's are empty.
+// which they are added; sums of bf16 are added and travel as fp32. An all-reduce is a
+// reduce-scatter and an all-gather. A broadcast is an all-gather in which all blocks but the root's
+// are empty.
 #include <algorithm>
 #include <array>
 #include <atomic>

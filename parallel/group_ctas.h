@@ -8,10 +8,10 @@
 
 namespace train_gpt {
 
-/// A mesh with several axes has collectives of several groups that run at the same time. If the
-/// collectives of one group hold all multiprocessors of a rank and wait for another rank, on which
-/// those of another group do, none ever ends. So the sum stays below the number of multiprocessors,
-/// and some are left for kernels:
+/// A mesh with several axes has collectives of several groups that run at the same time. Suppose
+/// that the collectives of one group hold all multiprocessors of a rank and wait for another rank,
+/// where the collectives of another group hold all multiprocessors: then none ever ends. So the sum
+/// stays below the number of multiprocessors, and some are left for kernels:
 ///
 ///   messages of the pipeline       4   they wait for most of the step, beside products
 ///   everyone                       2   kilobytes once a step, unless it is one of the others

@@ -149,7 +149,8 @@ class SshCluster {
     /// Runs the script and, once the run has begun, sends it the signal if there is one.
     ProgramResult run(const std::string& signal, const std::vector<std::string>& arguments) const {
         const std::string drive =
-            R"(run=$0 signal=$1; shift; bash scripts/cluster/ssh.sh "$@" --set run_dir="$run" & job=$!
+            R"(run=$0 signal=$1; shift
+bash scripts/cluster/ssh.sh "$@" --set run_dir="$run" & job=$!
 [ -z "$signal" ] || {
     while kill -0 $job 2> /dev/null && ! [ -s "$run/metrics.jsonl" ]; do sleep 0.05; done
     kill -$signal $job

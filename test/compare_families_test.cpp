@@ -31,8 +31,11 @@ for argument; do
 done
 echo "$family $steps $rate $seed" >> "$ROOM/calls"
 mkdir -p "$run_dir"
-for i in {1..9}; do echo "{\"step\": $i, \"ms\": $(cat "$ROOM/$family")}"; done > "$run_dir/metrics.jsonl"
-[ "$rate" = - ] || echo "{\"val_bits_per_byte\": $(cat "$ROOM/$family-$rate-$seed")}" >> "$run_dir/metrics.jsonl"
+for i in {1..9}; do
+    echo "{\"step\": $i, \"ms\": $(cat "$ROOM/$family")}"
+done > "$run_dir/metrics.jsonl"
+[ "$rate" = - ] ||
+    echo "{\"val_bits_per_byte\": $(cat "$ROOM/$family-$rate-$seed")}" >> "$run_dir/metrics.jsonl"
 )sh";
 
 std::string digits(double value) {

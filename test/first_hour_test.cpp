@@ -38,7 +38,8 @@ for argument; do
 done
 case "$*" in
     --version)
-        [ ! -e "$ROOM/libraries" ] || [[ :$LD_LIBRARY_PATH: == *:$(cat "$ROOM/libraries"):* ]] || exit 127
+        [ ! -e "$ROOM/libraries" ] ||
+            [[ :$LD_LIBRARY_PATH: == *:$(cat "$ROOM/libraries"):* ]] || exit 127
         cat "$ROOM/version" ;;
     selfcheck*) echo 'rank  host' ;;
     tokenize*) mkdir -p "${@: -1}" && echo '{}' > "${@: -1}/data.json" ;;
@@ -46,7 +47,8 @@ case "$*" in
         level=none fits=
         [ $batch -le $NONE ] || level=block
         [ $batch -le $BLOCK ] || fits=': DOES NOT FIT'
-        echo "batch.micro_batch = $batch, precision.recompute = $level: 1 MiB of 2 MiB available here$fits"
+        choices="batch.micro_batch = $batch, precision.recompute = $level"
+        echo "$choices: 1 MiB of 2 MiB available here$fits"
         [ -z "$fits" ] ;;
     *--profile*) printf 'profile of 10 steps\n  head_loss  1.0\n  step   9.5\n' ;;
     train\ configs/quickstart.json\ *schedule.steps=300*)
@@ -68,7 +70,8 @@ case "$*" in
         [[ $* =~ --n-layer\ ([0-9]+).*--batch\ ([0-9]+).*--dtype\ ([a-z]+).*--sdpa\ ([a-z]+) ]]
         [ "${BASH_REMATCH[2]}" -le "$PEER" ] || { echo 'CUDA out of memory' >&2; exit 1; }
         echo '{"ready": true, "torch": "2.99"}'
-        echo "{\"ms\": [1, $(cat "$ROOM/peer-${BASH_REMATCH[1]}-${BASH_REMATCH[3]}-${BASH_REMATCH[4]}"), 1e9]}" ;;
+        peer=peer-${BASH_REMATCH[1]}-${BASH_REMATCH[3]}-${BASH_REMATCH[4]}
+        echo "{\"ms\": [1, $(cat "$ROOM/$peer"), 1e9]}" ;;
     *) exit 1 ;;
 esac
 )sh";

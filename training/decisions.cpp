@@ -73,7 +73,7 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     const std::string dtype = first_for_all(world, [&]() -> std::string {
         return name_of(resolve_dtype(config.precision.dtype, device));
     });
-    decided.dtype = dtype == name_of(DType::bf16) ? DType::bf16 : DType::fp32;
+    decided.dtype = resolve_dtype(dtype, device);
     decided.kept = choices_from_json(
         first_for_all(world, [&] { return to_json(kept_choices(config.run_dir)); }));
     const RunShape shape(config, spec, decided.dtype, Recompute::none, world.size());

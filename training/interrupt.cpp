@@ -22,8 +22,8 @@ std::atomic<int> received{0};
 std::atomic<bool> starts{true};      // nobody knows yet whether this is one of several ranks
 std::atomic<bool> remembers{false};  // catch_interrupts() was called
 std::atomic<bool> ends{false}, came_while_ending{false};  // end_by_itself()
-std::atomic<int> wakes{-1};                // an eventfd: that of the innermost SignalEnd
-std::atomic<int64_t> saved{-1}, done{-1};  // steps; −1: the command has none
+std::atomic<int> wakes{-1};                               // the eventfd of the innermost SignalEnd
+std::atomic<int64_t> saved{-1}, done{-1};                 // steps; −1: the command has none
 std::atomic<bool> ctrl_c{false};
 
 const char* name_of_signal(int signal) {

@@ -23,9 +23,9 @@ constexpr int ended_at_once_code = 3;
 void end_at_signals();
 void act_on_signals();
 
-/// From now on this process ends by itself, with an exit code that is known. A signal changes nothing
-/// any more and prints nothing: mpirun sends one to all ranks as soon as one has ended with an error.
-/// A second signal ends the process.
+/// From now on this process ends by itself, with an exit code that is known. A signal changes
+/// nothing any more and prints nothing: mpirun sends a signal to all ranks as soon as one rank has
+/// ended with an error. A second signal ends the process.
 void end_by_itself();
 
 /// For one of several ranks. While a SignalEnd lives, a signal before catch_interrupts() does not

@@ -49,8 +49,8 @@ class SignalsOfRank {
     }
     void end(int code, const std::string& line) {
         std::unique_lock lock(mutex_);
-        // The signal may be mpirun's, because another rank has ended with an error of which this one
-        // is about to hear.
+        // The signal may be mpirun's, because another rank has ended with an error. This rank is
+        // about to hear of the error.
         if (changed_.wait_for(lock, 300ms, [this] { return is_over_; })) return;
         std::fprintf(stderr, "\ntrain_gpt: %s\n", line.c_str());
         stop_code_ = code;

@@ -51,7 +51,7 @@ std::string note_on_changed(const std::string& data) {
                       : "validation losses before and after this step cannot be compared");
 }
 
-/// What of the order of training data has changed since a checkpoint; empty if nothing has.
+/// The changes to the order of training data since a checkpoint; empty if there are none.
 std::string changed_order(const DataOrder& before, const DataOrder& now, const Config& config) {
     const auto has_changed = [&] {
         if (!before.sources.empty()) return !before.has_sources_of(now);
@@ -133,7 +133,7 @@ std::string note_on_kernels(const Choices& kept, const Choices& chosen) {
                   ", so its results may differ in the last bits");
 }
 
-/// Sets the weights to those of model.init_from.
+/// Sets the weights to the weights of the model that model.init_from names.
 void start_from(const Config& config, const RunData& data, ParameterStore& parameters,
                 const World& world, Progress& progress) {
     const auto source =

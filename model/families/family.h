@@ -24,8 +24,8 @@ struct Family {
     /// Whether the family's class in transformers computes what the spec says.
     std::function<bool(const DecoderSpec& spec)> holds;
     std::function<Registry(const DecoderSpec& spec)> registry;
-    /// From config.json; `family` is this one. Throws Error for a variant that
-    /// computes something else with the same weights.
+    /// From config.json; `family` is this one. Throws Error for a variant that computes something
+    /// else with the same weights.
     std::function<DecoderSpec(const Family& family, const nlohmann::ordered_json& json,
                               const std::filesystem::path& path)>
         read;

@@ -60,18 +60,18 @@ class ContextGroup {
     int size() const { return place_.ranks; }
     bool is_split() const { return place_.is_split(); }
 
-    /// With whom the model exchanges data. Before, as in a warm-up, copies of this rank's data
-    /// stand for those of the others. What the model's stream waits for counts as communication of
-    /// the context axis in `clock`. tensor: where tensor-parallel ranks exchange data; null if
-    /// there are none. All ranks call it.
+    /// With whom the model exchanges data. Before this call, as in a warm-up, copies of this rank's
+    /// data stand for the data of other ranks. The time that the model's stream waits counts as
+    /// communication of the context axis in `clock`. tensor: where tensor-parallel ranks exchange
+    /// data; null if there are none. All ranks call it.
     void connect(const Device& device, Communicator& communicator, StepClock* clock = nullptr,
                  const Exchange* tensor = nullptr);
     bool is_connected() const { return exchange_ != nullptr; }
 
-    // In place, for later work of the stream. `all` has equal parts, one of each rank, by rank.
-    /// Each part becomes that of its rank.
+    // In place, for later work of the stream. `all` has an equal part for each rank, by rank.
+    /// Afterwards, each part has what its rank had there.
     void gather(Stream& stream, Tensor all);
-    /// This rank's part becomes the sum of the ranks'; the others are undefined afterwards.
+    /// This rank's part becomes the sum over the ranks. The other parts are undefined afterwards.
     void add_up(Stream& stream, Tensor all);
     void broadcast(Stream& stream, Tensor data, int from);
 
@@ -86,7 +86,7 @@ class ContextGroup {
 };
 
 /// Makes the group along the axis. Returns the exchanges of keys, values and their gradients, and
-/// at the end of the model the one of a token's logits.
+/// at the end of the model the exchange of a token's logits.
 std::vector<StepCollective> collectives_of_context(const Mesh& mesh, const StepSizes& sizes);
 
 /// The bytes that each rank sends for a micro-batch in a layer, as Communicator counts them:

@@ -49,7 +49,8 @@ struct TensorOptions {
 };
 
 /// The M rows of a micro-batch are cut into equal chunks, and each chunk into a strip for each
-/// rank. A tensor of all rows has them in order; one of a rank's rows has its strips in order.
+/// rank. A tensor of all rows has the rows in order; a tensor of a rank's rows has the rank's
+/// strips in order.
 class TensorGroup {
   public:
     /// A group of one, in which nothing moves.
@@ -62,7 +63,7 @@ class TensorGroup {
     int chunks() const { return options_.chunks; }
     const TensorOptions& options() const { return options_; }
 
-    /// Of M rows, this rank's.
+    /// How many of M rows this rank has.
     int64_t rows_of_rank(int64_t M) const { return M / size(); }
     /// Where the rows of a chunk are: `chunk` of all M rows; this rank's strip of it, as `strip` of
     /// all rows and as `held` of the rank's rows.
@@ -75,18 +76,18 @@ class TensorGroup {
     bool is_even(int64_t M) const { return M % (int64_t{size()} * chunks()) == 0; }
     void require_even(int64_t M, const char* rows, int parts = 1) const;
 
-    /// With whom rows are exchanged. Before, as in a warm-up, copies of this rank's rows stand for
-    /// those of the others. What the model's stream waits for counts as communication of the
-    /// tensor axis in `clock`. All ranks call it.
+    /// With whom rows are exchanged. Before this call, as in a warm-up, copies of this rank's rows
+    /// stand for the rows of other ranks. The time that the model's stream waits counts as
+    /// communication of the tensor axis in `clock`. All ranks call it.
     void connect(const Device& device, Communicator& communicator, StepClock* clock = nullptr);
     bool is_connected() const { return exchange_ != nullptr; }
     /// Where rows travel; null before connect().
     const Exchange* exchange() const { return exchange_.get(); }
 
-    /// Chunks that travel for one purpose are waited for apart from those of another.
+    /// A purpose for which chunks travel. Each lane's chunks are waited for separately.
     enum class Lane : uint8_t { inputs, gradients, sums, count };
-    /// The chunk's rows of `all` [M, C] become those of the ranks' strips; this rank's are in
-    /// `held` [M / size, C], or if that is absent, in their place in `all`.
+    /// Gathers the ranks' strips of the chunk into `all` [M, C]. This rank's strip is in `held`
+    /// [M / size, C]. If `held` is absent, the strip is already in its place in `all`.
     void gather(Stream& stream, Lane lane, Tensor all, Tensor held, int chunk);
     /// This rank's strip of the chunk in `held` becomes the sum of the ranks' rows in `all`, which
     /// are undefined afterwards.
@@ -97,8 +98,9 @@ class TensorGroup {
 
     /// out [size·n] = in [n] of all ranks, by rank, for later work of the stream; fp32.
     void gather_numbers(Stream& stream, float* out, const float* in, int64_t n);
-    /// gradients[n], fp32 or int32, become their sums over the ranks. wait_gradients() makes later work of the
-    /// model's stream find all sums so far, and hold_gradients() that of another exchange.
+    /// gradients[n], fp32 or int32, become their sums over the ranks. Later work finds all sums so
+    /// far: after wait_gradients() the work of the model's stream, after hold_gradients() the work
+    /// of another exchange.
     void add_up_gradients(Stream& stream, void* gradients, int64_t n, DType dtype);
     void wait_gradients(Stream& stream);
     void hold_gradients(Stream& exchange);
@@ -113,8 +115,8 @@ class TensorGroup {
     std::unique_ptr<Exchange> exchange_;
 };
 
-/// Makes the group along the axis. Returns the exchanges of a micro-batch's rows, and at the end of
-/// the model those of the softmax's statistics and of a token's logits.
+/// Makes the group along the axis. Returns the exchanges of a micro-batch's rows. At the end of the
+/// model, also returns the exchanges of the softmax's statistics and of a token's logits.
 std::vector<StepCollective> collectives_of_tensor(const Mesh& mesh, const StepSizes& sizes);
 
 /// A micro-batch of `rows` tokens on `ranks` ranks, of a model of this width (n_embd).

@@ -104,7 +104,7 @@ Secret find_secret(const Variables& variables) {
     }
     if (secret.text.size() < shortest)
         throw Error("the job's secret (", secret.source, ") has fewer than ", shortest,
-                    " characters; take a random one, such as that of `openssl rand -hex 32`");
+                    " characters; take a random one, such as `openssl rand -hex 32` prints");
     return secret;
 }
 

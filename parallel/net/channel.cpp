@@ -67,7 +67,7 @@ struct Channel::Tls {
     short events = POLLIN;
     std::mutex mutex;  // an SSL is used by one thread at a time
 
-    /// The result of a call to OpenSSL, as that of recv() or send().
+    /// The result of a call to OpenSSL, in the form in which recv() and send() return theirs.
     ssize_t result_of(int n) {
         if (n > 0) return n;
         switch (::SSL_get_error(ssl.get(), n)) {

@@ -93,7 +93,8 @@ class Numbers {
 };
 
 /// Runs the computes of all ranks in ticks, one for each forward and each half of backward, and
-/// writes the lists: a message, in those of its two ranks, in the tick in which it was computed.
+/// writes the ranks' lists. A message is written into the lists of its two ranks in the tick in
+/// which it was computed.
 class ListWriter {
   public:
     explicit ListWriter(const PipelineShape& shape) {
@@ -140,7 +141,7 @@ class ListWriter {
         int ends = 0;
         Numbers activations = {}, gradients = {};  // buffers
     };
-    /// Of a micro-batch in a stage.
+    /// Where a stage has a micro-batch.
     struct Place {
         int slot = -1, activation = -1, gradient = -1;
     };
@@ -229,6 +230,8 @@ const char* name_of(PipelineKind kind) {
     }
     return "";
 }
+
+bool holds_all_micro_batches(PipelineKind kind) { return kind == PipelineKind::gpipe; }
 
 int PipelineSchedule::peer_of(const PipelineAction& action) const {
     const bool later = action.work == PipelineWork::send_activation ||

@@ -38,6 +38,10 @@ enum class PipelineKind : uint8_t { gpipe, one_f_one_b, interleaved, zero_bubble
 /// The kind's word in configurations: "gpipe", "1f1b", "interleaved", "zero_bubble".
 const char* name_of(PipelineKind kind);
 
+/// Whether a rank holds the activations of all micro-batches of a step at a time. Schedules of
+/// other kinds hold a number that depends on the ranks and stages.
+bool holds_all_micro_batches(PipelineKind kind);
+
 struct PipelineShape {
     PipelineKind kind = PipelineKind::one_f_one_b;
     int ranks = 1;            // p

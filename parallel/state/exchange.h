@@ -19,8 +19,8 @@ class Exchange {
     /// `stream`: Communicator::exchange_stream().
     Exchange(std::shared_ptr<Stream> stream, std::vector<std::string> groups, StepClock* clock);
 
-    /// Another one that submits to the same stream, so that its collectives and those of `other`
-    /// run in the order in which they are submitted.
+    /// Another exchange that submits to the stream of `other`. The collectives of both run in the
+    /// order in which they are submitted.
     Exchange(const Exchange& other, std::vector<std::string> groups);
 
     /// More pieces of work that can be waited for separately. Returns the first one's slot; the
@@ -32,8 +32,8 @@ class Exchange {
     void submit(Stream& stream, int slot, const std::function<void(Stream&)>& work);
     /// Makes later work of `stream` wait for what was last submitted under this slot.
     void hold(Stream& stream, int slot);
-    /// The same for a stream of another exchange, whose time does not count. The slot is still to
-    /// be waited for by the model's stream.
+    /// The same for a stream of another exchange. Its waiting time does not count, and the model's
+    /// stream must still wait for the slot.
     void hold_other(Stream& stream, int slot);
     /// Whether submitted work runs concurrently with the stream's own work.
     bool beside() const { return stream_->device.is_cuda(); }

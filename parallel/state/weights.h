@@ -43,11 +43,11 @@ class UnitLease {
 };
 
 /// The model calls acquire() around each use of a unit's weights. After an update, gather()
-/// collects each bucket's weights, for which the next acquire() waits. Two kinds of gathers are
-/// submitted later, by acquire() and prefetch(): with ZeRO-3 those of buckets that have no memory
-/// yet; and on a mesh with other axes than data, all but the first. Collectives of a GPU's
-/// communicators start in the order in which they are submitted, and there the next forward pass
-/// exchanges data along other axes, too, which must not wait for the weights of all layers.
+/// collects each bucket's weights, for which the next acquire() waits. acquire() and prefetch()
+/// submit two kinds of gathers later: with ZeRO-3, the gathers of buckets that have no memory yet;
+/// and on a mesh with other axes than data, all gathers but the first. Collectives of a GPU's
+/// communicators start in the order in which they are submitted. On such a mesh the next forward
+/// pass also exchanges data along other axes, which must not wait for the weights of all layers.
 class Weights {
   public:
     /// `buffers` must live longer than the object.
@@ -58,17 +58,17 @@ class Weights {
 
     /// Later work of the stream finds the weights of the unit in place while the lease lives.
     UnitLease acquire(Stream& stream, int unit);
-    /// The pass acquires the units from `unit` to `last` next, which is the lower number in a
-    /// backward pass: the first bucket of these units that is not the one in use is gathered,
-    /// unless its weights are there.
+    /// The pass acquires the units from `unit` to `last` next; in a backward pass `last` is the
+    /// lower number. Gathers the first bucket of these units that is not in use, unless its weights
+    /// are there.
     void prefetch(Stream& stream, int unit, int last);
 
     /// Later work of the stream may change the weights that this rank updates: no gather reads them
     /// any more.
     void finish(Stream& stream);
     /// Collects the weights of a bucket from the ranks that have updated them, now or when they are
-    /// needed. Buckets that the next forward pass begins with are gathered now, and with ZeRO-3
-    /// those that have a place of their own.
+    /// needed. Buckets that the next forward pass begins with are gathered now. With ZeRO-3, so are
+    /// buckets that have a place of their own.
     void gather(Stream& stream, int bucket);
     void gather_all(Stream& stream);
     /// Later work of the stream finds all weights for which there is memory in place.

@@ -305,6 +305,19 @@ TEST_CASE("a stage holds as many micro-batches in flight as its schedule's bound
     }
 }
 
+TEST_CASE("only schedules that hold all micro-batches need more slots for more of them",
+          "[pipeline_schedule]") {
+    for (const PipelineKind kind : kinds) {
+        const int p = static_cast<int>(random_int(2, 8)),
+                  v = kind == PipelineKind::interleaved ? static_cast<int>(random_int(2, 4)) : 1,
+                  m = 4 * p;  // enough for all others
+        const PipelineSchedule schedule = pipeline_schedule({kind, p, v, m}),
+                               longer = pipeline_schedule({kind, p, v, m + p});
+        CAPTURE(name_of(kind), p, v);
+        CHECK((longer.slots == schedule.slots) != holds_all_micro_batches(kind));
+    }
+}
+
 /// How many of the spans [from, to) of time there are at once, at most.
 class Spans {
   public:

@@ -209,10 +209,11 @@ ranks=()
 for ((r = 0; r < n; r++)); do
     case $how in
         own) place=(TRAIN_GPT_RANK=$r TRAIN_GPT_WORLD=$n TRAIN_GPT_ADDRESS=127.0.0.1:$port) ;;
-        torchrun) place=(RANK=$r WORLD_SIZE=$n LOCAL_RANK=$r LOCAL_WORLD_SIZE=$n MASTER_ADDR=localhost
-            MASTER_PORT=$port TORCHELASTIC_RUN_ID=test TORCHELASTIC_USE_AGENT_STORE=True) ;;
-        slurm) place=(SLURM_PROCID=$r SLURM_NTASKS=$n SLURM_STEP_NUM_TASKS=$n SLURM_LOCALID=$r SLURM_JOB_ID=$port
-            SLURM_STEP_ID=0 SLURM_JOB_NODELIST=localhost) ;;
+        torchrun) place=(RANK=$r WORLD_SIZE=$n LOCAL_RANK=$r LOCAL_WORLD_SIZE=$n
+            MASTER_ADDR=localhost MASTER_PORT=$port
+            TORCHELASTIC_RUN_ID=test TORCHELASTIC_USE_AGENT_STORE=True) ;;
+        slurm) place=(SLURM_PROCID=$r SLURM_NTASKS=$n SLURM_STEP_NUM_TASKS=$n SLURM_LOCALID=$r
+            SLURM_JOB_ID=$port SLURM_STEP_ID=0 SLURM_JOB_NODELIST=localhost) ;;
     esac
     env "${place[@]}" "$@" &
     ranks+=($!)

@@ -88,7 +88,8 @@ ranks=()
 for ((r = 0; r < n; r++)); do
     node=$a
     ((r < n / 2)) || node=$b
-    nsenter -t $node -n -u -m env TRAIN_GPT_RANK=$r TRAIN_GPT_WORLD=$n TRAIN_GPT_ADDRESS=$address "$@" &
+    nsenter -t $node -n -u -m env \
+        TRAIN_GPT_RANK=$r TRAIN_GPT_WORLD=$n TRAIN_GPT_ADDRESS=$address "$@" &
     ranks+=($!)
 done
 code=0

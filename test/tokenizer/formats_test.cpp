@@ -204,14 +204,12 @@ TEST_CASE("a Split by a known pattern before ByteLevel is read, also in its inve
     json file = trained();
     const json byte_level = {
         {"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
-    json split = {
-        {"type", "Split"},
-        {"pattern",
-         {{"Regex",
-           R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
-           R"(|\s*[\r\n]+|\s+(?!\S)|\s+)"}}},
-        {"behavior", "Isolated"},
-        {"invert", false}};
+    json split = {{"type", "Split"},
+                  {"pattern",
+                   {{"Regex", R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3})"
+                              R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"}}},
+                  {"behavior", "Isolated"},
+                  {"invert", false}};
     file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, byte_level}}};
     CHECK(load_json(file).patterns() == std::vector{regex_of(Pattern::cl100k_first)});
     split["behavior"] = "Removed";

@@ -226,8 +226,10 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
     // A model with fewer tokens than the tokenizer cannot be scored.
     TinyModel small = random_model(100, 2, static_cast<int>(T), seed);
     Batch batch(small);
-    CHECK(contains(error_of([&] { hellaswag.evaluate({small.stream, *small.model, batch, Mesh()}); }),
-                   "the tokenizer"));
+    const std::string error = error_of([&] {
+        hellaswag.evaluate({small.stream, *small.model, batch, Mesh()});
+    });
+    CHECK(contains(error, "the tokenizer"));
 }
 
 TEST_CASE("a malformed line of HellaSwag is named with file, number and fault", "[evaluation]") {

@@ -404,6 +404,13 @@ TEST_CASE("folders that transformers wrote come back bit for bit, whatever the f
     }
 }
 
+TEST_CASE("a tensor is stored in its own dtype, or refused", "[interchange]") {
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        CHECK(std::string(name_of(stored_type_of(dtype))) == name_of(dtype));
+    for (const DType dtype : {DType::int32, DType::fp64})
+        CHECK_THROWS_AS(stored_type_of(dtype), Error);
+}
+
 TEST_CASE("export rounds to nearest, and names a tensor that a dtype cannot hold",
           "[interchange]") {
     const TemporaryDirectory directory;

@@ -88,7 +88,7 @@ void add_checkpoint(CLI::App* app, CommandLine& line) {
     add_checkpoint_argument(app, line.checkpoint);
     add_device(app, line);
     app->add_option("--dtype", line.dtype,
-                    "auto (that of the files; fp32 where they hold fp16 or several), bf16 or fp32")
+                    "auto (as in the files; fp32 where they hold fp16 or several), bf16 or fp32")
         ->check(CLI::IsMember({"auto", "bf16", "fp32"}))
         ->capture_default_str();
 }

@@ -32,8 +32,8 @@ uint64_t bytes_from(const std::string& text, const char* option) {
 
 /// Sets the options from their words. Throws UsageError for options that exclude each other.
 void resolve(const ExportWords& words, ExportOptions& options) {
-    for (const StoredType type : {StoredType::fp32, StoredType::bf16, StoredType::fp16})
-        if (words.dtype == name_of(type)) options.dtype = type;
+    for (const StoredTypeNames& names : stored_type_names)
+        if (words.dtype == names.word) options.dtype = names.type;
     options.max_file_bytes = bytes_from(words.max_shard_size, "--max-shard-size");
     if (words.format == "llm.c") {
         options.format = ExportOptions::Format::llmc;

@@ -29,8 +29,8 @@ namespace train_gpt {
 /// given and the tokenizer is not there yet, or not all of it.
 std::optional<Tokenizer> tokenizer_there(const Config& config);
 
-/// Vocabulary size of a run: model.vocab_size, or the tokenizer's where that is 0. Throws Error
-/// when neither is given, or the tokenizer has more tokens.
+/// Vocabulary size of a run: model.vocab_size. If it is 0, the size of the tokenizer's vocabulary.
+/// Throws Error if neither is given, or if the tokenizer has more tokens.
 int64_t vocab_size_of(const Config& config);
 /// The same with the tokenizer of the configuration, which may be null.
 int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer);
@@ -88,8 +88,9 @@ StepNumbers sums_of_step(const RunShape& shape);
 int64_t contributions_of_step(const RunShape& shape);
 /// What is wrong with their number; empty if nothing is.
 std::string contributions_problem(const Config& config);
-/// For a micro-batch of one of so many sequences, from the fewest to the most. Of numbers between,
-/// those are taken that are at least twice the one before.
+/// The sizes of a step's exchanges. micro_batches: the possible numbers of sequences in a
+/// micro-batch, in ascending order. The first and the last are taken, and between them each number
+/// that is at least twice the number taken before.
 StepSizes sizes_of_step(const RunShape& shape, const Device& device,
                         const std::vector<int>& micro_batches);
 

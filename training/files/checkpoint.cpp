@@ -73,7 +73,7 @@ using ReadParameter = std::function<void(const Parameter&, int64_t, std::span<fl
 StoredModel stored_model(const CheckpointContents& contents, ReadParameter read) {
     const ParameterStore& parameters = contents.parameters;
     return {.spec = contents.spec,
-            .dtype = parameters.dtype() == DType::bf16 ? StoredType::bf16 : StoredType::fp32,
+            .dtype = stored_type_of(parameters.dtype()),
             .tokens = contents.tokens.value_or(token_ids_of(contents.tokenizer)),
             .read = std::move(read)};
 }

@@ -7,7 +7,7 @@
 //   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments of what rank R updates:
 //                                          optimizer_files.h. Any number of ranks can read them.
 //   train_gpt.json                         the configuration of the run
-//   choices.json                           what the run chose for its machine: choices.h
+//   choices.json                           what the run chose for its machine: kept_choices.h
 //   grids.safetensors                      with exact sums: grids_file.h
 //   spikes.json                            the last losses and norms: spikes_file.h
 //   position.json                          what the run has read of its data: position.h

@@ -28,7 +28,7 @@ enum Header {
     at_padded
 };
 
-/// The parameters in the order of the file, which stacks those of one kind over the layers.
+/// The parameters in the order of the file, which stacks parameters of one kind over the layers.
 std::vector<Parameter> in_file_order(const DecoderSpec& spec) {
     using P = BlockParameters;
     const Registry r = registry_of(spec);

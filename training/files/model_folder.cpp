@@ -28,19 +28,6 @@ constexpr const char* tokenizer_files[] = {
     "tokenizer.json",    "vocab.json",          "merges.txt",         "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", tokenizer_config_name};
 
-struct StoredTypeNames {
-    StoredType type;
-    const char *safetensors, *torch;
-};
-constexpr StoredTypeNames type_names[] = {{StoredType::fp32, "F32", "float32"},
-                                          {StoredType::bf16, "BF16", "bfloat16"},
-                                          {StoredType::fp16, "F16", "float16"}};
-
-const StoredTypeNames& names_of(StoredType type) {
-    return *std::find_if(std::begin(type_names), std::end(type_names),
-                         [&](const StoredTypeNames& names) { return names.type == type; });
-}
-
 /// The shape of a tensor as files hold it.
 std::vector<int64_t> shape_in_files(const Parameter& p, const StoredTensor& stored) {
     if (p.shape.size() == 1) return {stored.rows};
@@ -196,7 +183,7 @@ StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec
                 continue;
             }
             at->file->at(at->info->name, shape_in_files(p, stored));
-            if (std::none_of(std::begin(type_names), std::end(type_names), [&](const auto& names) {
+            if (std::ranges::none_of(stored_type_names, [&](const StoredTypeNames& names) {
                     return at->info->dtype == names.safetensors;
                 }))
                 throw Error(at->file->path().string(), ": tensor ", quoted(at->info->name),
@@ -223,7 +210,7 @@ StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec
     StoredModel model{
         .spec = spec, .dtype = StoredType::fp32, .tokens = read_token_ids(directory), .read = {}};
     if (dtypes.size() == 1)  // fp32 holds the values of the others exactly
-        for (const StoredTypeNames& names : type_names)
+        for (const StoredTypeNames& names : stored_type_names)
             if (dtypes.contains(names.safetensors)) model.dtype = names.type;
     model.read = [tensors](const Parameter& p, int64_t first, std::span<float> values) {
         const Range wanted{first, std::ssize(values)};

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "training/files/stored_model.h"
 
 namespace train_gpt {
 
@@ -101,7 +102,7 @@ void write_optimizer_file(const fs::path& path, const ParameterStore& parameters
     for (const OptimizerSlot& state : states)
         for (const Saved& s : saved)
             tensors.push_back({.name = concat(state.name, "/", key_of(*s.parameter, s.runs)),
-                               .dtype = state.dtype == DType::bf16 ? "BF16" : "F32",
+                               .dtype = names_of(stored_type_of(state.dtype)).safetensors,
                                .shape = {s.runs.numel()}});
     for (const Saved& s : saved)
         metadata[range_prefix + key_of(*s.parameter, s.runs)] = text_of(s.runs, '-');
@@ -162,7 +163,7 @@ struct Move {
     int64_t from = 0, to = 0, n = 0;
 };
 
-/// What of saved elements is in a piece of memory, whose runs are `held`; in ascending order.
+/// The saved elements that are in a piece of memory, whose runs are `held`; in ascending order.
 std::vector<Move> moves_into(const std::vector<HeldRun>& held, const ElementRuns& saved) {
     std::vector<Move> moves;
     for (int64_t i = 0; i < saved.count; ++i)

@@ -97,7 +97,7 @@ void RunFolder::lock() {
     if (lock_ < 0)
         throw Error("cannot write into the run folder ", path_.string(), ": ", std::strerror(errno),
                     "; choose another run_dir");
-    ::fchmod(lock_, 0600);  // that of an earlier version
+    ::fchmod(lock_, 0600);  // an earlier version's file may let others read it
     if (::flock(lock_, LOCK_EX | LOCK_NB) == 0) return;
     const int code = errno;
     ::close(lock_);

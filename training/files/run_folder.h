@@ -4,14 +4,14 @@
 //   manifest.json      version, host, seed, what runs attention on a GPU, and the data files with
 //                      their sizes and the hashes that `tokenize` or shard_watch.h recorded
 //   verified.json      the data files that were verified: shard_watch.h
-//   choices.json       what the run chose by itself: choices.h
+//   choices.json       what the run chose by itself: kept_choices.h
 //   metrics.jsonl      one JSON object per line, for training steps and evaluations: metrics.h
 //   history.jsonl      when the run started, saved, sampled and ended: run_history.h
 //   report.html        a page about the run: report/report.h
 //   metrics.old.jsonl  the longest metrics.jsonl that a new run found here when there was no
 //                      checkpoint to resume from
 //   events.out.tfevents.…  for TensorBoard: tensorboard.h
-//   events.old             the same of an earlier run
+//   events.old             events of an earlier run
 //   trace/             timelines: step_trace.h
 //   step-NNNNNNNN/     checkpoints
 //   lock               held while a run is active
@@ -39,8 +39,7 @@ class RunFolder {
     RunFolder& operator=(const RunFolder&) = delete;
 
     const std::filesystem::path& path() const { return path_; }
-    /// Whether the path still leads to this folder and its lock. Of several ranks, only the first
-    /// can say no.
+    /// Whether the path still leads to this folder and its lock. Only the first rank can say no.
     bool in_place() const;
     /// Where the folder is now; empty if it was removed, or its lock.
     std::filesystem::path place() const;

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <type_traits>
 
-#include "base/dtype.h"
 #include "base/error.h"
 #include "base/half.h"
 
@@ -36,6 +35,19 @@ void round_to(std::span<const float> values, StoredType type, const std::string&
 }
 
 }  // namespace
+
+StoredType stored_type_of(DType dtype) {
+    switch (dtype) {
+        case DType::fp32:
+            return StoredType::fp32;
+        case DType::bf16:
+            return StoredType::bf16;
+        case DType::int32:
+        case DType::fp64:
+            break;
+    }
+    throw Error("files do not store weights or optimizer state in ", name_of(dtype));
+}
 
 void load_weights(const StoredModel& model, ParameterStore& parameters) {
     std::vector<float> values;

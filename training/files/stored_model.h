@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "model/registry.h"
 #include "model/spec.h"
 #include "parallel/state/parameters.h"
@@ -18,9 +19,20 @@ namespace train_gpt {
 enum class StoredType : uint8_t { fp32, bf16, fp16 };
 
 constexpr size_t size_of(StoredType type) { return type == StoredType::fp32 ? 4 : 2; }
-constexpr const char* name_of(StoredType type) {
-    return type == StoredType::fp32 ? "fp32" : type == StoredType::bf16 ? "bf16" : "fp16";
+/// A type's names: on the command line, in safetensors files, and in config.json.
+struct StoredTypeNames {
+    StoredType type;
+    const char *word, *safetensors, *torch;
+};
+constexpr StoredTypeNames stored_type_names[] = {{StoredType::fp32, "fp32", "F32", "float32"},
+                                                 {StoredType::bf16, "bf16", "BF16", "bfloat16"},
+                                                 {StoredType::fp16, "fp16", "F16", "float16"}};
+constexpr const StoredTypeNames& names_of(StoredType type) {
+    return stored_type_names[static_cast<size_t>(type)];
 }
+constexpr const char* name_of(StoredType type) { return names_of(type).word; }
+/// How files store a tensor of this dtype. Throws Error for a dtype that no file stores.
+StoredType stored_type_of(DType dtype);
 
 struct StoredModel {
     DecoderSpec spec;

@@ -113,7 +113,7 @@ RunShape with_choices(const RunShape& shape, const Fit& fit) {
 
 namespace {
 
-/// fit_into() for a stage of ZeRO. `time` is set to that of the fit.
+/// fit_into() for a stage of ZeRO. `time` is set to the time of the fit's step.
 Fit fit_stage(uint64_t available, const RunShape& shape, const Device& device,
               const StepTime& step_time, double& time) {
     const Config& config = shape.config;
@@ -230,9 +230,9 @@ std::string change_that_fits(const RunShape& shape, const Device& device, uint64
     }
     const int64_t tokens = config.batch.tokens_per_step;
     int shortest = config.sequence_length();
-    // Where gpipe holds all tokens of a step, shorter sequences are no less to hold.
+    // Where a rank holds all tokens of a step, shorter sequences do not need less memory.
     const bool holds_all =
-        config.parallel.pipeline > 1 && config.parallel.schedule == PipelineKind::gpipe;
+        config.parallel.pipeline > 1 && holds_all_micro_batches(config.parallel.schedule);
     while (!holds_all && shortest % 2 == 0 && tokens / shortest < most_ranks) shortest /= 2;
     const auto with_length = [&](int T) {
         Config shorter = open;

@@ -25,9 +25,9 @@ struct Speeds {
 
 /// Whether speeds decide: parallel.zero is "auto", and several ranks share the state.
 bool weighs_speeds(const RunShape& shape);
-/// Speeds for a plan, if they decide: those of the products are measured here, and the link is
-/// assumed: 300 GB/s for up to 8 GPUs (NVLink), 40 GB/s for more (a network of 400 Gb/s for each),
-/// 5 GB/s for CPUs.
+/// Speeds for a plan, if they decide. The speed of products is measured here. The speed of the link
+/// is assumed: 300 GB/s for up to 8 GPUs (NVLink), 40 GB/s for more (a network of 400 Gb/s for
+/// each), 5 GB/s for CPUs.
 Speeds planned_speeds(const RunShape& shape, const Device& device);
 
 /// How a step is divided.
@@ -35,7 +35,7 @@ struct Fit {
     int micro_batch = 0;  // sequences
     Recompute recompute = Recompute::none;
     int zero = 1;
-    uint64_t bytes = 0;  // that each rank takes
+    uint64_t bytes = 0;  // the memory that each rank takes
 };
 
 /// batch.micro_batch, precision.recompute and parallel.zero as given. If they are 0 and "auto",
@@ -43,8 +43,8 @@ struct Fit {
 /// among the stages 1 to 3, so that they fit into `available` bytes: the busiest rank must finish
 /// earliest. The estimate of its time:
 ///
-///   micro-batch of n tokens   that of n + 64 tokens (n + 1,024 on a GPU), × 1.04 if element-wise
-///                             results are recomputed, × 1.33 if blocks are
+///   micro-batch of n tokens   the time of n + 64 tokens (n + 1,024 on a GPU), × 1.04 if
+///                             element-wise results are recomputed, × 1.33 if blocks are
 ///   token                     its FLOPs / (0.5 · speeds.flops)
 ///   weights and gradients     the bytes that state_bytes() counts / speeds.link, on a GPU without
 ///                             85 % of what is hidden. As much is hidden as 80 % of a micro-batch,
@@ -61,8 +61,8 @@ Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
 /// all ranks and fit. What `kept` lacks is chosen, unless that needs speeds.
 std::optional<Fit> kept_fit(const Choices& kept, uint64_t available, const RunShape& shape,
                             const Device& device);
-/// The choices that depend on memory, and only these, for a run that starts or resumes here: of
-/// kept_fit(), else those of fit_into().
+/// The choices that depend on memory, and only these, for a run that starts or resumes here. They
+/// come from kept_fit() if it has a fit, else from fit_into().
 Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape& shape,
                          const Device& device, const Speeds& speeds = {});
 /// The shape with these choices.

@@ -11,12 +11,12 @@ namespace train_gpt {
 
 namespace {
 
-/// The same memory, from shorter lists: with these micro-batches on each data rank, all schedules
-/// but gpipe hold as many activations and messages at a time as with more.
+/// The same memory, from shorter lists: with these micro-batches on each data rank, schedules that
+/// do not hold all micro-batches hold as many activations and messages at a time as with more.
 RunShape with_short_schedule(RunShape shape) {
     Config& config = shape.config;
     const auto& p = config.parallel;
-    if (p.pipeline > 1 && p.schedule == PipelineKind::gpipe) return shape;
+    if (p.pipeline > 1 && holds_all_micro_batches(p.schedule)) return shape;
     const int64_t enough = int64_t{4} * p.pipeline * shape.mesh.size(Axis::data) *
                            config.batch.micro_batch * config.sequence_length();
     config.batch.tokens_per_step = std::min(config.batch.tokens_per_step, enough);

@@ -74,8 +74,9 @@ constexpr std::array<std::pair<const char*, const char*>, 4> phases{
      {"data wait", "data_wait_ms"},
      {"optimizer", "optimizer_ms"}}};
 
-/// Each phase's share of the time of the steps within an interval, for at most `most` intervals; in
-/// "groups" that of waiting for each group of ranks, which is part of communication's.
+/// Each phase's share of the time of the steps within an interval, for at most `most` intervals.
+/// "groups" has the share of waiting for each group of ranks, which is a part of communication's
+/// share.
 std::string shares_of(const MetricsTable& training, size_t most) {
     if (!training.has("compute_ms")) return "null";
     const size_t n = training.rows(), intervals = std::min(n, most);

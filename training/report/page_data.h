@@ -23,8 +23,8 @@ struct RunMark {
     int64_t step = 0;
     std::string text;  // "stopped (SIGTERM), resumed"
 };
-/// Where the run stopped or resumed, in the order of steps. Of many, those that are near each other
-/// are one mark; then there are about a hundred.
+/// Where the run stopped or resumed, in the order of steps. If there are many marks, marks that are
+/// near each other become one, until about a hundred are left.
 std::vector<RunMark> marks_of(const RecordedRun& run);
 
 /// One JSON object, {"runs": […]}. Each run is an object with

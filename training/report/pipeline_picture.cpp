@@ -255,9 +255,9 @@ class Picture {
                            numbers, "</g>\n");
     }
 
-    /// The most of each layer of a rank's area in each column: micro-batches in flight in its
-    /// stages, added from the first stage on, and last those of which only backward_weights is
-    /// left.
+    /// The most of each layer of a rank's area in each column. A layer has the micro-batches in
+    /// flight in the rank's stages up to one, from the first on. The last layer also has the
+    /// micro-batches of which only backward_weights is left.
     using Columns = std::vector<std::vector<int>>;
     Columns columns_of(const std::vector<TimedAction>& computes) const {
         const auto layers = static_cast<size_t>(turns() + schedule_.halves_apart);

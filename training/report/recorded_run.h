@@ -34,8 +34,9 @@ struct MetricsTable {
 
     /// Adds a line. Removes rows of the same or a later step, since these steps were run again.
     void add(double at, const Json& line);
-    /// Leaves rows out until at most `most` are left: of each of many equal intervals of steps its
-    /// first and last row stay, and those of the smallest and the largest value of each column.
+    /// Leaves rows out until at most `most` are left. Of each of many equal intervals of steps,
+    /// these rows stay: the first, the last, and the rows with the smallest and the largest value
+    /// of each column.
     void thin(size_t most);
 };
 

@@ -110,7 +110,7 @@ double seconds_of(const MetricsRecord& record) {
 
 }  // namespace
 
-/// The events of a run: those of an earlier start that are kept, then what is missing.
+/// The events of a run: first the events of an earlier start that are kept, then what is missing.
 struct TensorBoardSink::Events {
     struct Event {
         int64_t step = 0;
