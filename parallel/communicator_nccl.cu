@@ -142,10 +142,9 @@ ncclDataType_t nccl_type(DType dtype) {
             return ncclInt32;
         case DType::int64:
             return ncclInt64;
-        case DType::fp64:
-            break;
+        default:
+            return ncclFloat64;
     }
-    return ncclFloat64;
 }
 
 /// NCCL allows one thread at a time to use a communicator, and ncclCommAbort only while no other

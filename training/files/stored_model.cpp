@@ -43,6 +43,7 @@ StoredType stored_type_of(DType dtype) {
         case DType::bf16:
             return StoredType::bf16;
         case DType::int32:
+        case DType::int64:
         case DType::fp64:
             break;
     }
