@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -566,4 +568,139 @@ TEST_CASE("AdamW takes a gradient of integers as the numbers that they stand for
     });
     CAPTURE(model.sizes);
     CHECK(of_floats == of_integers);
+}
+
+namespace {
+
+/// Errors of the sums of M gradients of 64 rows of 1,024 elements, relative to the sums' root mean
+/// square: of all elements, and of the tenth of the rows where they are largest.
+struct Errors {
+    double all = 0, worst_rows = 0;
+};
+
+constexpr int64_t error_rows = 64, row_elements = 1024;
+
+Errors errors_of(const std::vector<double>& sums, const std::vector<double>& right) {
+    std::vector<double> of_rows;
+    double errors = 0, squares = 0;
+    for (int64_t r = 0; r < error_rows; ++r) {
+        double error = 0, square = 0;
+        for (int64_t c = 0; c < row_elements; ++c) {
+            const auto i = static_cast<size_t>(r * row_elements + c);
+            error += (sums[i] - right[i]) * (sums[i] - right[i]);
+            square += right[i] * right[i];
+        }
+        errors += error, squares += square;
+        of_rows.push_back(std::sqrt(error / square));
+    }
+    std::ranges::sort(of_rows, std::greater<>());
+    constexpr size_t tenth = error_rows / 10;
+    const double worst =
+        std::accumulate(of_rows.begin(), of_rows.begin() + tenth, 0.0) / double{tenth};
+    return {std::sqrt(errors / squares), worst};
+}
+
+struct SumErrors {
+    Errors exact, fp32;
+    double expected = 0;  // of exact sums over all elements: of roundings that are uniform
+};
+
+/// Rows differ in size by up to 2^8. Heavy-tailed: Student's t with three degrees of freedom.
+SumErrors errors_of_sums(int64_t M, bool heavy_tailed) {
+    constexpr auto n = static_cast<size_t>(error_rows * row_elements);
+    std::vector<float> scales;
+    for (int64_t r = 0; r < error_rows; ++r)
+        scales.push_back(std::exp2(-static_cast<float>(random_int(0, 800)) / 100));
+    std::mt19937_64 random(static_cast<uint64_t>(random_int(0, 1 << 30)));
+    std::normal_distribution<float> normal;
+    std::vector<float> g(n), fp32(n), largest(n / norm_block);
+    std::vector<double> right(n);
+    std::vector<int32_t> sums(n), exponents(n / norm_block);
+    std::vector<int64_t> maxima(n / norm_block);
+    const std::vector<TensorGrids> tensors{{0, std::ssize(exponents)}};
+    int64_t not_finite = 0, lost = 0;
+    Stream stream{Device{}};
+    const auto draw = [&] {
+        for (size_t i = 0; i < n; ++i) {
+            const float x = normal(random);
+            float squares = 0;
+            for (int k = 0; heavy_tailed && k < 3; ++k) {
+                const float y = normal(random);
+                squares += y * y;
+            }
+            const float t = x / std::sqrt(squares / 3);
+            g[i] = scales[i / row_elements] * (heavy_tailed ? t : x);
+        }
+    };
+    const LargestSegment look{
+        .gradient = g.data(), .n = static_cast<int64_t>(n), .largest = largest.data()};
+    draw();
+    block_maxima(stream, std::span(&look, 1));
+    first_grids(stream, exponents.data(), largest.data(), tensors, M);
+    // Steps before, from whose S the grids of this one follow; and where it overflows, once more.
+    for (int step = 0, overflows = 1; step < 2 || overflows; ++step) {
+        std::ranges::fill(maxima, 0);
+        std::ranges::fill(right, 0);
+        std::ranges::fill(fp32, 0.0f);
+        for (int64_t m = 0; m < M; ++m) {
+            draw();
+            const ExactSegment segment{.gradient = g.data(),
+                                       .sums = sums.data(),
+                                       .n = static_cast<int64_t>(n),
+                                       .exponents = exponents.data(),
+                                       .maxima = maxima.data(),
+                                       .not_finite = &not_finite,
+                                       .lost = &lost,
+                                       .accumulate = m > 0};
+            round_and_add(stream, std::span(&segment, 1));
+            for (size_t i = 0; i < n; ++i) {
+                right[i] += double{g[i]};
+                fp32[i] += g[i];
+            }
+        }
+        int32_t overflow = 0;
+        const int32_t stale = 0;
+        find_overflow(stream, &overflow, maxima.data(), std::ssize(maxima));
+        overflows = overflow;
+        if (step > 0 && !overflows) break;
+        update_grids(stream, {.exponents = exponents.data(),
+                              .maxima = maxima.data(),
+                              .tensors = tensors,
+                              .contributions = M,
+                              .overflow = &overflow,
+                              .stale = &stale});
+    }
+    std::vector<double> exact(n), in_fp32(fp32.begin(), fp32.end());
+    double roundings = 0, squares = 0;
+    for (size_t i = 0; i < n; ++i) {
+        const double grid = std::ldexp(1.0, exponents[i / norm_block]);
+        exact[i] = grid * sums[i];
+        roundings += static_cast<double>(M) * grid * grid / 12;
+        squares += right[i] * right[i];
+    }
+    return {errors_of(exact, right), errors_of(in_fp32, right), std::sqrt(roundings / squares)};
+}
+
+}  // namespace
+
+TEST_CASE("errors of exact sums are those of their roundings") {
+    for (const bool heavy_tailed : {false, true}) {
+        const int64_t M = int64_t{1} << random_int(0, 6);
+        const SumErrors errors = errors_of_sums(M, heavy_tailed);
+        CAPTURE(heavy_tailed, M, errors.expected);
+        // Of at least 4,096 roundings, in the coarsest block; fewer where elements are 0.
+        CHECK(errors.exact.all < 1.1 * errors.expected);
+        CHECK(errors.exact.all > 0.6 * errors.expected);
+    }
+}
+
+TEST_CASE("table of the errors of exact sums, for docs/many-ranks.md", "[.][table]") {
+    std::printf("M     gradients     exact: all   worst rows   fp32: all    worst rows\n");
+    for (const bool heavy_tailed : {false, true})
+        for (const int64_t M : {1, 8, 64, 512, 2048}) {
+            const SumErrors e = errors_of_sums(M, heavy_tailed);
+            std::printf("%-5lld %-12s  %.2g      %.2g      %.2g      %.2g\n",
+                        static_cast<long long>(M), heavy_tailed ? "heavy-tailed" : "Gaussian",
+                        e.exact.all, e.exact.worst_rows, e.fp32.all, e.fp32.worst_rows);
+        }
 }

@@ -216,10 +216,34 @@ TEST_CASE("exact runs of the program write the same bytes on other ranks, and co
                   read(other + "/" + step_folder(20) + "/" + file));
     };
     check_same(job.train(2, "two", zero(static_cast<int>(random_int(0, 3)))));
+    if (std::ranges::count(launchers(), Launcher::own) > 0) {  // over TCP
+        const ProgramResult tcp = job.start(3, "tcp", zero(1), {}, with_threads(1), Launcher::own);
+        INFO(tcp.output);
+        REQUIRE(tcp.exit_code == 0);
+        check_same(job.path("tcp"));
+    }
     // From another number of ranks to yet another one
     const Settings first{{"parallel.zero", "3"}, {"parallel.bucket_mb", "0.02"}};
     job.train(3, "resumed", first, {"--stop-at", "11"});
     check_same(job.train(2, "resumed", zero(1)));
+}
+
+TEST_CASE("exact runs with other axes give the same bits on any number of data-parallel ranks",
+          "[exact][training]") {
+    const bool tensor = random_int(0, 1) == 1;
+    const Job job(6, Settings{{"parallel.sums", "exact"},
+                              {tensor ? "parallel.tensor" : "parallel.context", "2"},
+                              {"model.n_embd", "32"},
+                              {"model.n_head", "4"},
+                              {"model.n_ctx", "16"},
+                              {"batch.sequence_length", "16"},
+                              {"batch.micro_batch", "2"},
+                              {"batch.tokens_per_step", "192"},
+                              {"schedule.steps", "12"},
+                              {"precision.dtype", random_dtype().name}});
+    CAPTURE(tensor);
+    const std::string two = job.train(2, "two", zero(static_cast<int>(random_int(0, 3))));
+    check_equal(two, job.train(4, "four", zero(static_cast<int>(random_int(0, 3)))), 12);
 }
 
 TEST_CASE("exact sums give one rank's bits on 1 to 8 ranks, with every stage and schedule",

@@ -328,6 +328,29 @@ TEST_CASE("ZeRO's stage is a number or \"auto\", in JSON and in --set", "[config
     check_names(override_refusal({"parallel.zero=automatic"}), {"parallel.zero", "\"auto\""});
 }
 
+TEST_CASE("exact sums are refused where they cannot give the same bits, and have an older name",
+          "[config]") {
+    CHECK(Config{}.parallel.sums == GradientSums::fp32);
+    CHECK(parse_config(R"({"parallel": {"reduce_dtype": "bf16"}})", "test", {"schedule.steps=1"})
+              .parallel.sums == GradientSums::bf16);
+    CHECK(parse_config("{}", "test", {"schedule.steps=1", "parallel.reduce_dtype=bf16"})
+              .parallel.sums == GradientSums::bf16);
+    const auto refusal = [](const std::vector<std::string>& more) {
+        std::vector<std::string> settings{"schedule.steps=1", "parallel.sums=exact", "batch.sequence_length=8",
+                                          "model.n_ctx=8"};
+        settings.insert(settings.end(), more.begin(), more.end());
+        return error_of([&] { parse_config("{}", "test", settings); });
+    };
+    CHECK(contains(refusal({"parallel.reserved_sms=2"}), "parallel.reserved_sms = 2"));
+    // 2,048 gradients in a step, and one more
+    CHECK(refusal({"batch.micro_batch=2", "batch.tokens_per_step=32768"}).empty());
+    CHECK(contains(refusal({"batch.micro_batch=2", "batch.tokens_per_step=32784"}),
+                   "a step has 2049 micro-batches; raise batch.micro_batch"));
+    CHECK(contains(
+        refusal({"batch.micro_batch=2", "batch.tokens_per_step=16400", "parallel.context=2"}),
+        "a step has 1025 micro-batches on 2 context-parallel ranks each"));
+}
+
 TEST_CASE("training data are one glob or a list of sources with weights", "[config]") {
     using Sources = std::vector<Config::Data::Source>;
     const std::string rest = R"(, "schedule": {"steps": 100}})";

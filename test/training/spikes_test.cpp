@@ -185,6 +185,8 @@ TEST_CASE("a spike planted in the data is found where it is, and skipped on any 
     CHECK(contains(one.output,
                    concat(directory.path(), "/train_000000.bin from token ", planted)));
     CHECK(contains(one.output, " has grown most, "));
+    // Its gradients are too large for the grids of the steps before.
+    CHECK(contains(one.output, concat("note: gradients of step ", spike_step)));
     CHECK(contains(one.output, "; its update is not applied"));
     const std::vector<Json> metrics = metrics_of(job.path("one"));
     const auto spikes_of = [](const Json& line) { return line.value("spikes", 0); };
