@@ -109,6 +109,7 @@ void train_steps(Run& run) {
         if (!gradients_finite) break;
         if (pause.any()) {
             run.begin_pause(pause);
+            if (pause.fingerprints) run.fingerprint();
             if (pause.evaluates && !run.evaluate()) break;
             if (pause.samples) run.sample();
             // Last, so that the log is complete up to the checkpoint

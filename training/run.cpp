@@ -112,7 +112,8 @@ void Run::update() {
 
 Run::Pause Run::next_pause() const {
     const Config& config = start_.given;
-    return {.evaluates = start_.data.evaluations().validation && due(config.evaluation.every),
+    return {.fingerprints = fingerprints_due(),
+            .evaluates = start_.data.evaluations().validation && due(config.evaluation.every),
             .samples = start_.data.tokenizer() && due(config.sampling.every),
             .saves = due(config.checkpoint.every),
             .ends_profile = parts_.profile.ends_after(step_ - first_step_),
@@ -168,6 +169,19 @@ void Run::end_pause() {
     parts_.profile.resume(start_.trainer.stream);
     parts_.trace.resume(start_.trainer.stream);
     reports_.log.restart_time();
+}
+
+/// Also for the last step, and the last one of this start.
+bool Run::fingerprints_due() const {
+    const int64_t every = start_.given.log.fingerprint_every;
+    return every > 0 && (step_ % every == 0 || step_ == steps_ || step_ == stop_at_);
+}
+
+void Run::fingerprint() {
+    world().activity().phase = "fingerprints";
+    const Fingerprints& fingerprints = start_.trainer.fingerprints;
+    const auto all = fingerprints.take(start_.trainer.stream, world());
+    reports_.fingerprints.write(step_, fingerprints, all);
 }
 
 bool Run::evaluate() {

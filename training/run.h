@@ -57,11 +57,12 @@ class Run {
 
     /// The reasons for a pause between two steps. The device is idle during it.
     struct Pause {
-        bool evaluates = false, samples = false, saves = false, ends_profile = false,
-             ends_trace = false, stops = false;
+        bool fingerprints = false, evaluates = false, samples = false, saves = false,
+             ends_profile = false, ends_trace = false, stops = false;
 
         bool any() const {
-            return evaluates || samples || saves || ends_profile || ends_trace || stops;
+            return fingerprints || evaluates || samples || saves || ends_profile || ends_trace ||
+                   stops;
         }
     };
     Pause next_pause() const;
@@ -69,6 +70,8 @@ class Run {
     /// may still be computing. Returns false if a gradient was not finite, which ends the run.
     bool settle(bool all);
     void begin_pause(const Pause& pause);
+    /// Writes the fingerprints of the step.
+    void fingerprint();
     /// Returns false if a signal ended the evaluation. The run then ends, too.
     bool evaluate();
     /// Prints one sample.
@@ -101,6 +104,7 @@ class Run {
         return first_rank() || !start_.trainer.parameters.holds_whole_model();
     }
     bool due(int64_t every) const { return every > 0 && step_ % every == 0 && step_ < steps_; }
+    bool fingerprints_due() const;
     bool out_of_time() const;
     void settle_until(int64_t may_remain);
     bool was_evaluated() const;

@@ -67,6 +67,8 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
       optimizer(parameters, arena,
                 StepSums::count(static_cast<int>(shape.config.data.train.size())),
                 model.ranks() > 1 ? names_of_all(shape.spec) : std::vector<std::string>()),
+      fingerprints(parameters, arena, names_of_all(shape.spec),
+                   shape.config.log.fingerprint_every > 0),
       feed(arena, model.batch_shape(), model.batches_in_use()),
       evaluation_batch(arena, model.batch_shape()),
       outcomes(arena),
