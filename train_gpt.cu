@@ -309,7 +309,7 @@ bool prints_its_result(const CommandLine& line) {
     using enum CommandLine::Command;
     for (const auto command : {none, config, plan, sample, eval, selfcheck, verify})
         if (line.command == command) return true;
-    return line.print_config;
+    return line.print_config || line.report.tolerance;
 }
 
 int run(int argc, char** argv) {

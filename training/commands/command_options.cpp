@@ -380,6 +380,15 @@ void add_report_command(CLI::App& app, CommandLine& line) {
                      "Also write the loss alone, as a picture (SVG)")
         ->transform(path())
         ->type_name("FILE");
+    report
+        ->add_option("--tolerance", line.report.tolerance,
+                     "Write no page; compare two runs step by step: losses, gradient norms, "
+                     "fingerprints. Exits with 1 if they differ by more, relatively. Default: 0, "
+                     "the same numbers")
+        ->expected(0, 1)
+        ->default_str("0")
+        ->check(from_to(0, 1e9))
+        ->type_name("X");
 }
 
 void add_config_command(CLI::App& app, CommandLine& line) {

@@ -45,6 +45,19 @@ void resolve(const ExportWords& words, ExportOptions& options) {
     }
 }
 
+/// Throws UsageError for options of a report that exclude each other.
+void require_comparable(const ReportOptions& report) {
+    if (!report.tolerance) return;
+    if (report.runs.size() != 2)
+        throw UsageError("--tolerance compares two runs, and ", report.runs.size(),
+                         report.runs.size() == 1 ? " is" : " are",
+                         " named: train_gpt report A B --tolerance 0");
+    if (!report.out.empty() || !report.picture.empty())
+        throw UsageError(
+            "with --tolerance no page is written, so --out and --picture have no use; leave them "
+            "out, or give them in a command of their own");
+}
+
 constexpr std::pair<const char*, Command> commands[] = {
     {"tokenize", Command::tokenize}, {"train", Command::train},
     {"plan", Command::plan},         {"sample", Command::sample},
@@ -110,6 +123,7 @@ CommandLine parse_command_line(int argc, char** argv) {
             "tokenize needs a vocabulary: give --train-vocab N to train one on the text, or "
             "--tokenizer PATH");
     resolve(words, line.exporting);
+    require_comparable(line.report);
     return line;
 }
 
