@@ -67,7 +67,7 @@ Speeds measured_speeds(const RunShape& shape, const Device& device, const Mesh& 
 }  // namespace
 
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
-                 const Mesh& mesh) {
+                 const Mesh& mesh, const std::string& choices_of) {
     const World& world = mesh.world();
     Decisions decided;
     const std::string dtype = first_for_all(world, [&]() -> std::string {
@@ -75,7 +75,10 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     });
     decided.dtype = dtype == name_of(DType::bf16) ? DType::bf16 : DType::fp32;
     decided.kept = choices_from_json(
-        first_for_all(world, [&] { return to_json(kept_choices(config.run_dir)); }));
+        first_for_all(world, [&] {
+            return to_json(choices_of.empty() ? kept_choices(config.run_dir)
+                                              : given_choices(choices_of));
+        }));
     const RunShape shape(config, spec, decided.dtype, Recompute::none, world.size());
     first_for_all(world, [&]() -> std::string {
         // An Error where the model cannot be split, or a step feeds too few ranks.

@@ -4,12 +4,14 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "base/stopwatch.h"
 #include "training/run_checkpoints.h"
 #include "training/run_reports.h"
 #include "training/run_start.h"
+#include "training/test_flip.h"
 #include "training/watch/shard_watch.h"
 #include "training/watch/step_profile.h"
 #include "training/watch/step_trace.h"
@@ -119,6 +121,7 @@ class Run {
     int finish();
     int end_early(const std::string& saved);
     int end_complete(const std::string& saved);
+    int end_replay();
     int exit_code(Ending ending) const;
 
     RunParts parts_;
@@ -134,6 +137,7 @@ class Run {
     Ending ending_ = Ending::finished;
     std::map<std::string, int64_t> sent_before_;  // bytes sent when the step began
     std::string bad_parameter_;                   // the parameter whose gradient was not finite
+    std::optional<TestFlip> flip_;
 };
 
 }  // namespace train_gpt

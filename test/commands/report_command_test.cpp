@@ -182,6 +182,15 @@ TEST_CASE("report --tolerance compares two runs, and its exit code is the verdic
                   {"none", "no folder"});
 }
 
+TEST_CASE("replay needs a run and a step", "[cli]") {
+    check_refused(train_gpt_with({"replay"}), 2, {"run is required"});
+    check_refused(train_gpt_with({"replay", finished_run()}), 2, {"--to is required"});
+    for (const char* step : {"0", "-3", "last"})
+        check_refused(train_gpt_with({"replay", finished_run(), "--to", step}), 2, {"--to", step});
+    check_refused(train_gpt_with({"replay", finished_run(), "--to", "3", "model.n_layer=4"}), 2,
+                  {"--set model.n_layer=4"});
+}
+
 TEST_CASE("--quiet prints warnings and errors only", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;

@@ -61,6 +61,7 @@ TEST_CASE("two runs are compared at the steps that both have logged", "[compare_
     write_metrics(b, {{2, 3, 1}, {3, 9, 9}, {4, 2, 1 + eps}, {6, 2 + 4 * eps, 1}, {8, 9, 9}});
     const RunComparison found = compare_runs(a, b);
     CHECK(found.steps == 3);
+    CHECK(found.only_a == 2);
     CHECK(found.first_step == 2);
     CHECK(found.last_step == 6);
     REQUIRE(found.columns.size() == 2);

@@ -42,6 +42,24 @@ CLI::Validator path() {
         "");
 }
 
+void add_overrides(CLI::App* app, std::vector<std::string>& overrides) {
+    app->add_option(
+           "--set", overrides,
+           "Override a key: --set optimizer.learning_rate=3e-4 (may be given several times)")
+        ->type_name("KEY=VALUE")
+        ->expected(1)
+        ->take_all()
+        ->allow_extra_args(false);
+}
+
+void add_choices(CLI::App* app, std::string& choices) {
+    app->add_option("--choices", choices,
+                    "Take the choices (micro-batch, recompute level, ZeRO's stage, kernels) of "
+                    "this run or checkpoint")
+        ->transform(path())
+        ->type_name("RUN");
+}
+
 void add_config(CLI::App* app, CommandLine& line) {
     app->add_option("config", line.config,
                     "JSON configuration, or the name of a preset, such as gpt2-124m")
@@ -53,13 +71,7 @@ void add_config(CLI::App* app, CommandLine& line) {
                     "tokenizer.path (--set overrides them)")
         ->transform(path())
         ->type_name("DIR");
-    app->add_option(
-           "--set", line.overrides,
-           "Override a key: --set optimizer.learning_rate=3e-4 (may be given several times)")
-        ->type_name("KEY=VALUE")
-        ->expected(1)
-        ->take_all()
-        ->allow_extra_args(false);
+    add_overrides(app, line.overrides);
 }
 
 void add_device(CLI::App* app, CommandLine& line) {
@@ -170,6 +182,7 @@ void add_train_command(CLI::App& app, CommandLine& line) {
                      "Save a checkpoint and end after this step; the schedule stays the same")
         ->type_name("STEP")
         ->check(CLI::Range(int64_t{1}, most));
+    add_choices(train, line.choices);
     auto* profile =
         train
             ->add_option("--profile", line.profile,
@@ -391,6 +404,30 @@ void add_report_command(CLI::App& app, CommandLine& line) {
         ->type_name("X");
 }
 
+void add_replay_command(CLI::App& app, CommandLine& line) {
+    CLI::App* replay = app.add_subcommand(
+        "replay",
+        "Run steps of a run again, in a folder of their own, on any ranks, and name the first "
+        "difference to what the run recorded; exits with 1 if there is one");
+    replay->add_option("run", line.replay.run, "The folder of the run, which stays as it is")
+        ->required()
+        ->transform(path())
+        ->type_name("RUN");
+    replay
+        ->add_option("--to", line.replay.to,
+                     "The last step; the first one follows the newest checkpoint before it")
+        ->required()
+        ->type_name("STEP")
+        ->check(CLI::Range(int64_t{1}, most));
+    replay
+        ->add_option("--into", line.replay.into,
+                     "The folder to write. Default: replay-STEP, in the run's folder")
+        ->transform(path())
+        ->type_name("DIR");
+    add_choices(replay, line.choices);
+    add_overrides(replay, line.replay.overrides);
+}
+
 void add_config_command(CLI::App& app, CommandLine& line) {
     CLI::App* config =
         app.add_subcommand("config", "Explain all configuration keys, a section or one key");
@@ -418,6 +455,7 @@ void add_commands(CLI::App& app, CommandLine& line, ExportWords& words) {
     add_selfcheck_command(app, line);
     add_verify_command(app, line);
     add_report_command(app, line);
+    add_replay_command(app, line);
     add_config_command(app, line);
 }
 

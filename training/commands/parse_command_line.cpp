@@ -64,7 +64,7 @@ constexpr std::pair<const char*, Command> commands[] = {
     {"eval", Command::eval},         {"import", Command::import_},
     {"export", Command::export_},    {"selfcheck", Command::selfcheck},
     {"verify", Command::verify},     {"report", Command::report},
-    {"config", Command::config},
+    {"replay", Command::replay},     {"config", Command::config},
 };
 
 }  // namespace
@@ -104,7 +104,8 @@ CommandLine parse_command_line(int argc, char** argv) {
             throw UsageError("there is no command \"", argv[1], "\"; the commands are ", names);
         }
         for (const CLI::App* command : chosen)
-            if (command->get_name() == "train" || command->get_name() == "plan")
+            if (command->get_name() == "train" || command->get_name() == "plan" ||
+                command->get_name() == "replay")
                 refuse_keys(argc, argv);
         throw UsageError(error.what(), "; see train_gpt ",
                          chosen.empty() ? "" : chosen.front()->get_name() + " ", "--help");

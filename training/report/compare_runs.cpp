@@ -24,12 +24,13 @@ void compare_numbers(const MetricsTable& a, const MetricsTable& b, const StepRan
         values.emplace_back(a.column(field), b.column(field));
         result.columns.push_back({.name = name, .first = {}, .largest = {}});
     }
-    for (size_t i = 0, j = 0; i < a.rows() && j < b.rows();) {
-        if (a.step[i] != b.step[j]) {
-            ++(a.step[i] < b.step[j] ? i : j);
-            continue;
-        }
-        if (const auto step = static_cast<int64_t>(a.step[i]); steps.contains(step)) {
+    for (size_t i = 0, j = 0; i < a.rows(); ++i) {
+        const auto step = static_cast<int64_t>(a.step[i]);
+        if (!steps.contains(step)) continue;
+        while (j < b.rows() && b.step[j] < a.step[i]) ++j;
+        if (j == b.rows() || b.step[j] != a.step[i]) {
+            ++result.only_a;
+        } else {
             if (result.steps++ == 0) result.first_step = step;
             result.last_step = step;
             for (size_t c = 0; c < values.size(); ++c) {
@@ -41,7 +42,6 @@ void compare_numbers(const MetricsTable& a, const MetricsTable& b, const StepRan
                     column.largest = pair;
             }
         }
-        ++i, ++j;
     }
 }
 
@@ -50,7 +50,11 @@ void compare_fingerprints(const RecordedFingerprints& a, const RecordedFingerpri
     int64_t equal = -1;
     for (const auto& [step, line] : a.lines()) {
         const auto other = b.lines().find(step);
-        if (other == b.lines().end() || !steps.contains(step)) continue;
+        if (!steps.contains(step)) continue;
+        if (other == b.lines().end()) {
+            ++result.only_a;
+            continue;
+        }
         ++result.fingerprints;
         result.last_fingerprint = step;
         if (result.state) continue;

@@ -39,6 +39,7 @@ struct RunComparison {
     };
 
     int64_t first_step = 0, last_step = 0, steps = 0;  // that both have logged
+    int64_t only_a = 0;  // lines of a, of numbers and fingerprints, for steps that b has none for
     std::vector<Column> columns;
     int64_t fingerprints = 0, last_fingerprint = 0;  // that both have
     std::optional<State> state;                      // nothing: all the same
