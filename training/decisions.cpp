@@ -74,11 +74,10 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
         return name_of(resolve_dtype(config.precision.dtype, device));
     });
     decided.dtype = dtype == name_of(DType::bf16) ? DType::bf16 : DType::fp32;
-    decided.kept = choices_from_json(
-        first_for_all(world, [&] {
-            return to_json(choices_of.empty() ? kept_choices(config.run_dir)
-                                              : given_choices(choices_of));
-        }));
+    decided.kept = choices_from_json(first_for_all(world, [&] {
+        return to_json(choices_of.empty() ? kept_choices(config.run_dir)
+                                          : given_choices(choices_of));
+    }));
     const RunShape shape(config, spec, decided.dtype, Recompute::none, world.size());
     first_for_all(world, [&]() -> std::string {
         // An Error where the model cannot be split, or a step feeds too few ranks.

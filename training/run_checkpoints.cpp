@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "parallel/together.h"
 #include "training/decisions.h"
-#include "training/decisions.h"
 #include "training/files/checkpoint.h"
 #include "training/interrupt.h"
 

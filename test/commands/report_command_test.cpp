@@ -152,8 +152,8 @@ TEST_CASE("report --tolerance compares two runs, and its exit code is the verdic
     const TemporaryDirectory directory;
     const std::string &run = finished_run(), same = directory / "same", other = directory / "other";
     check_succeeds(train_gpt_with(w.train(same, {"--quiet"})));
-    check_succeeds(train_gpt_with(
-        w.train(other, {"--quiet", "--set", "optimizer.learning_rate=0.0029999"})));
+    check_succeeds(
+        train_gpt_with(w.train(other, {"--quiet", "--set", "optimizer.learning_rate=0.0029999"})));
     for (const Arguments& zero : {Arguments{"--tolerance"}, {"--tolerance", "0"}}) {
         const Outcome equal = check_succeeds(train_gpt_with(Arguments{"report", run, same} + zero));
         CHECK(contains(equal.out, "common steps    12, from 1 to 12\n"));
@@ -164,9 +164,8 @@ TEST_CASE("report --tolerance compares two runs, and its exit code is the verdic
         CHECK(contains(different.out, "first different at step"));
         CHECK(contains(different.out, "verdict         different: by "));
     }
-    CHECK(contains(
-        check_succeeds(train_gpt_with({"report", run, other, "--tolerance", "0.5"})).out,
-        "verdict         within the tolerance 0.5"));
+    CHECK(contains(check_succeeds(train_gpt_with({"report", run, other, "--tolerance", "0.5"})).out,
+                   "verdict         within the tolerance 0.5"));
     CHECK_FALSE(fs::exists(other + "/replay-12"));
 
     check_refused(train_gpt_with({"report", run, "--tolerance", "0"}), 2,
