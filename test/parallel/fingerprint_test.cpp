@@ -116,7 +116,8 @@ TEST_CASE("fingerprints of a pipeline have all tensors of the model", "[fingerpr
 }
 
 TEST_CASE("a replay computes a run's steps again and leaves the run as it is", "[fingerprint]") {
-    const Job job(3, short_run(9, 2) + Settings{{"checkpoint.every", "4"}});
+    const Job job(3,
+                  short_run(9, 2) + Settings{{"checkpoint.every", "4"}, {"evaluation.every", "3"}});
     const std::string run = job.train(1, "run");
     const std::map<std::string, std::string> before = tree_of(run);
 
@@ -129,6 +130,11 @@ TEST_CASE("a replay computes a run's steps again and leaves the run as it is", "
                    "steps 5 to 7 are the same (losses and norms of 3, fingerprints of 1)\n"));
     CHECK(names_in(job.path("late")).contains(step_folder(4)));
     CHECK_FALSE(names_in(job.path("late")).contains(step_folder(7)));
+    const auto evaluations = [&](const std::string& folder) {
+        return occurrences(read(folder + "/metrics.jsonl"), "val_loss");
+    };
+    CHECK(evaluations(run) == 4);
+    CHECK(evaluations(job.path("late")) == 0);
     const ProgramResult early = replay(run, 3, {"--into", job.path("early")});
     CAPTURE(early.output);
     CHECK(early.exit_code == 0);
@@ -141,6 +147,7 @@ TEST_CASE("a replay computes a run's steps again and leaves the run as it is", "
     CAPTURE(inside.output);
     CHECK(inside.exit_code == 0);
     CHECK(fs::exists(run + "/replay-9/metrics.jsonl"));
+    CHECK(evaluations(run + "/replay-9") == 0);
     check_refused(replay(run, 9), {run + "/replay-9 already has a run", "--into"});
     fs::remove_all(run + "/replay-9");
     CHECK(names_in(run) == [&] {
