@@ -278,10 +278,9 @@ std::string describe_beginning(const Replay& replay, const std::string& memory,
     for (const std::string& note : replay.notes) text += "\nnote: " + note;
     for (const std::string& recorded : replay.devices)
         if (replay.ranks != ranks || recorded != here)
-            return text +
-                   concat("\nnote: the run computed these steps on ", replay.ranks, " × ", recorded,
-                          ", and this is ", ranks, " × ", here,
-                          ": sums that are added in another order differ in their last bits");
+            return text + concat("\nnote: the run computed these steps on ", replay.ranks, " × ",
+                                 recorded, ", and this is ", ranks, " × ", here,
+                                 ": sums that depend on their order differ in the last bits");
     return text;
 }
 
