@@ -43,6 +43,7 @@
 #include "training/plan/memory_plan.h"
 #include "training/plan/peak.h"
 #include "training/rank_process.h"
+#include "training/replay.h"
 #include "training/resume.h"
 #include "training/run.h"
 #include "training/run_data.h"
@@ -110,6 +111,7 @@ void train_steps(Run& run) {
         if (run.went_back()) continue;
         if (pause.any()) {
             run.begin_pause(pause);
+            if (pause.fingerprints) run.fingerprint();
             if (pause.evaluates && !run.evaluate()) break;
             if (pause.samples) run.sample();
             // Last, so that the log is complete up to the checkpoint
@@ -167,7 +169,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     }
 
     // Decide what the configuration leaves open, allocate all memory, and choose kernels
-    const Decisions decided = decide(given, data.spec(), device, mesh);
+    const Decisions decided = decide(given, data.spec(), device, mesh, line.choices);
     Config config = given;
     config.batch.micro_batch = decided.micro_batch;
     config.parallel.zero = decided.zero;
@@ -206,7 +208,8 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                          .tokens = tokens,
                          .link = decided.link,
                          .peak_flops = peak_flops,
-                         .resumes = resumed.has_value()};
+                         .resumes = resumed.has_value(),
+                         .replays = line.command == CommandLine::Command::replay};
     note_missing_steps(start, profile, trace, progress);
     if (start.on_first_rank() && start.steps_left() > 0) record_start(folder, start, progress);
 
@@ -238,6 +241,14 @@ void print_resolved(const Config& given, const World& world) {
         std::fprintf(stderr, "train_gpt: note: %s\n", printable(note).c_str());
 }
 
+RankOptions rank_options(const Config& config) {
+    return {.device = config.device,
+            .timeout_seconds = config.parallel.timeout_seconds,
+            .collectives = {.max_ctas = config.parallel.nccl_max_ctas,
+                            .encrypt = config.parallel.encrypt},
+            .mesh = mesh_sizes(config)};
+}
+
 int train(const CommandLine& line) {
     return run_as_rank([&](const World& world) {
         Config config;
@@ -250,22 +261,33 @@ int train(const CommandLine& line) {
             if (world.rank() == 0) print_resolved(config, world);
             return 0;
         }
-        return run_watched(world,
-                           {.device = config.device,
-                            .timeout_seconds = config.parallel.timeout_seconds,
-                            .collectives = {.max_ctas = config.parallel.nccl_max_ctas,
-                                            .encrypt = config.parallel.encrypt},
-                            .mesh = mesh_sizes(config)},
+        return run_watched(world, rank_options(config),
                            [&](const Device& device, const Mesh& mesh) {
                                return train(line, config, device, mesh);
                            });
     });
 }
 
+int replay(CommandLine line) {
+    line.stop_at = line.replay.to;
+    return run_as_rank([&](const World& world) {
+        const Replay replay = plan_replay(line.replay, world);
+        line.config = replay.config_file;
+        // Without a checkpoint there are no choices that belong to it
+        if (line.choices.empty() && replay.checkpoint.empty()) line.choices = line.replay.run;
+        return run_watched(world, rank_options(replay.config),
+                           [&](const Device& device, const Mesh& mesh) {
+                               begin_replay(replay, line.choices, device, world);
+                               const int code = train(line, replay.config, device, mesh);
+                               return code == 0 ? compare_replay(replay, world) : code;
+                           });
+    });
+}
+
 int run(const CommandLine& line) {
     using Command = CommandLine::Command;
-    if (line.command != Command::train && line.command != Command::selfcheck &&
-        line.command != Command::tokenize)
+    if (line.command != Command::train && line.command != Command::replay &&
+        line.command != Command::selfcheck && line.command != Command::tokenize)
         act_on_signals();
     const auto print_line = [](const std::string& text) {
         std::printf("%s\n", printable(text).c_str());
@@ -300,6 +322,8 @@ int run(const CommandLine& line) {
             return commands::eval(line);
         case Command::selfcheck:
             return commands::selfcheck(line);
+        case Command::replay:
+            return replay(line);
         default:
             return train(line);
     }
@@ -308,9 +332,9 @@ int run(const CommandLine& line) {
 /// Whether a command is run for its output. Other commands succeed even if their output is lost.
 bool prints_its_result(const CommandLine& line) {
     using enum CommandLine::Command;
-    for (const auto command : {none, config, plan, sample, eval, selfcheck, verify})
+    for (const auto command : {none, config, plan, sample, eval, selfcheck, verify, replay})
         if (line.command == command) return true;
-    return line.print_config;
+    return line.print_config || line.report.tolerance;
 }
 
 int run(int argc, char** argv) {

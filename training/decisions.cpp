@@ -67,15 +67,17 @@ Speeds measured_speeds(const RunShape& shape, const Device& device, const Mesh& 
 }  // namespace
 
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
-                 const Mesh& mesh) {
+                 const Mesh& mesh, const std::string& choices_of) {
     const World& world = mesh.world();
     Decisions decided;
     const std::string dtype = first_for_all(world, [&]() -> std::string {
         return name_of(resolve_dtype(config.precision.dtype, device));
     });
     decided.dtype = resolve_dtype(dtype, device);
-    decided.kept = choices_from_json(
-        first_for_all(world, [&] { return to_json(kept_choices(config.run_dir)); }));
+    decided.kept = choices_from_json(first_for_all(world, [&] {
+        return to_json(choices_of.empty() ? kept_choices(config.run_dir)
+                                          : given_choices(choices_of));
+    }));
     const RunShape shape(config, spec, decided.dtype, Recompute::none, world.size());
     first_for_all(world, [&]() -> std::string {
         // An Error where the model cannot be split, or a step feeds too few ranks.

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "device/device.h"
 #include "kernels/attention/engine.h"
@@ -27,12 +28,13 @@ struct Decisions {
     int zero = 1;
     // If `zero` was chosen by them: bytes per second along the data axis, and FLOP/s of products.
     double link = 0, peak_flops = 0;
-    Choices kept;  // kept_choices()
+    Choices kept;  // given choices, else kept_choices()
 };
 /// Makes these decisions. All ranks call it. It does the mesh's first collectives
-/// (parallel/first_collectives.h) before it looks how much memory is available.
+/// (parallel/first_collectives.h) before it looks how much memory is available. choices_of: a run or
+/// a checkpoint whose choices are taken instead of the run's own; empty: none.
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
-                 const Mesh& mesh);
+                 const Mesh& mesh, const std::string& choices_of = "");
 
 /// Chooses among kernels that have alternatives, and returns all of the run's choices. If
 /// `decided.kept` is from the same platform, its choices are taken. Other kernels are timed on

@@ -103,7 +103,7 @@ Continuation continue_after(const std::filesystem::path& checkpoint, const Confi
     return {std::move(at), std::move(changed)};
 }
 
-/// The note for a resumed run whose earlier choices do not suit this machine and its number of
+/// The note for a run whose earlier, or given, choices do not suit this machine and its number of
 /// ranks; empty if they do.
 std::string note_on_choices(const Config& config, const Choices& kept, const Choices& chosen) {
     if (kept.micro_batch == 0) return "";
@@ -123,7 +123,7 @@ std::string note_on_choices(const Config& config, const Choices& kept, const Cho
                   "; the samples stay the same, but their gradients are added in another order");
 }
 
-/// The note for a resumed run whose kernels were chosen on another platform; empty if none were.
+/// The note for a run whose kernels were chosen on another platform; empty if none were.
 std::string note_on_kernels(const Choices& kept, const Choices& chosen) {
     if (kept.kernels.empty() || chosen.platform.empty() || kept.platform == chosen.platform)
         return "";
@@ -246,7 +246,7 @@ void record_start(const RunFolder& folder, const RunStart& start, Progress& prog
             progress.say(note_on_changed(data));
     for (const std::string& note : {note_on_choices(start.given, start.kept, start.choices),
                                     note_on_kernels(start.kept, start.choices)})
-        if (start.resumes && !note.empty()) progress.say(note);
+        if (!note.empty()) progress.say(note);
     write_choices(folder.path(), start.choices);
 }
 

@@ -27,7 +27,8 @@ Run::Run(const RunParts& parts, int64_t stop_at)
       steps_(start_.schedule.steps()),
       stop_at_(stop_at),
       step_(first_step_),
-      checkpoints_(parts.start, parts.folder, parts.watch, parts.reports) {
+      checkpoints_(parts.start, parts.folder, parts.watch, parts.reports),
+      flip_(TestFlip::from_environment(world().rank())) {
     if (stop_at_ > 0 && step_ >= stop_at_) ending_ = Ending::stopped;
     set_steps(checkpoints_.saved_step(), step_);
 }
@@ -35,7 +36,7 @@ Run::Run(const RunParts& parts, int64_t stop_at)
 void Run::evaluate_at_start() {
     const Config& config = start_.given;
     const Evaluations& evaluations = start_.data.evaluations();
-    if (!evaluations.validation || config.evaluation.every <= 0) return;
+    if (!evaluations.validation || config.evaluation.every <= 0 || start_.replays) return;
     if (start_.resumes) {
         if (ending_ != Ending::finished || !due(config.evaluation.every) || was_evaluated()) return;
         evaluate();
@@ -114,9 +115,11 @@ void Run::drop_step() {
 void Run::update() {
     const Config& config = start_.given;
     Trainer& trainer = start_.trainer;
+    if (flip_) flip_->before_update(trainer.parameters, step_ + 1);
     trainer.update(adamw_step(config, step_, start_.schedule.learning_rate(step_)),
                    1.0f / static_cast<float>(reports_.log.size().targets),
                    static_cast<float>(config.optimizer.grad_clip));
+    if (flip_) flip_->after_update(trainer.parameters, step_ + 1);
     trainer.clock.end(trainer.stream);
     parts_.trace.end_step();
     std::map<std::string, int64_t> sent = start_.mesh.bytes_sent();
@@ -131,9 +134,12 @@ void Run::update() {
 
 Run::Pause Run::next_pause() const {
     const Config& config = start_.given;
-    return {.evaluates = start_.data.evaluations().validation && due(config.evaluation.every),
-            .samples = start_.data.tokenizer() && due(config.sampling.every),
-            .saves = due(config.checkpoint.every),
+    const bool replays = start_.replays;
+    return {.fingerprints = fingerprints_due(),
+            .evaluates =
+                !replays && start_.data.evaluations().validation && due(config.evaluation.every),
+            .samples = !replays && start_.data.tokenizer() && due(config.sampling.every),
+            .saves = !replays && due(config.checkpoint.every),
             .ends_profile = parts_.profile.ends_after(step_ - first_step_),
             .ends_trace = parts_.trace.ends_after(step_ - first_step_),
             .stops = step_ == stop_at_};
@@ -207,6 +213,19 @@ void Run::end_pause() {
     parts_.profile.resume(start_.trainer.stream);
     parts_.trace.resume(start_.trainer.stream);
     reports_.log.restart_time();
+}
+
+/// Also for the last step, and the last one of this start.
+bool Run::fingerprints_due() const {
+    const int64_t every = start_.given.log.fingerprint_every;
+    return every > 0 && (step_ % every == 0 || step_ == steps_ || step_ == stop_at_);
+}
+
+void Run::fingerprint() {
+    world().activity().phase = "fingerprints";
+    const Fingerprints& fingerprints = start_.trainer.fingerprints;
+    const auto all = fingerprints.take(start_.trainer.stream, world());
+    reports_.fingerprints.write(step_, fingerprints, all);
 }
 
 bool Run::evaluate() {
@@ -283,7 +302,7 @@ void Run::write_report() const {
 
 bool Run::out_of_time() const {
     const double minutes = start_.given.schedule.max_minutes;
-    return minutes > 0 && since_start_.seconds() > 60 * minutes;
+    return !start_.replays && minutes > 0 && since_start_.seconds() > 60 * minutes;
 }
 
 void Run::check_limits() {
@@ -350,7 +369,8 @@ int Run::finish() {
     parts_.trace.finish(world(), reports_.progress);  // if the run ends before it does
     // Also where the time limit or a signal came in the last step: no step is left, so the run ends
     // as a complete one.
-    if (ending_ == Ending::finished || ending_ == Ending::stopped || step_ == steps_)
+    if (!start_.replays &&
+        (ending_ == Ending::finished || ending_ == Ending::stopped || step_ == steps_))
         finish_verification();
     const std::optional<ShardWatch::Damage> damage = parts_.watch.settle();
     if (damage && damage->trained) throw SharedError(checkpoints_.set_aside_unsound(*damage));
@@ -365,6 +385,7 @@ int Run::finish() {
     if (!trouble.empty()) throw SharedError(trouble);
     if (const std::string summary = reports_.log.summary(world()); !summary.empty())
         reports_.progress.say(summary);
+    if (start_.replays) return end_replay();
     return step_ < steps_ ? end_early(saved) : end_complete(saved);
 }
 
@@ -408,6 +429,13 @@ int Run::end_complete(const std::string& saved) {
     if (start_.data.tokenizer() && samples_here()) print_samples(0, start_.given.sampling.samples);
     reports_.progress.say(saved);
     return 0;
+}
+
+int Run::end_replay() {
+    if (step_ == stop_at_ || step_ == steps_) return 0;
+    reports_.progress.say(concat(why_it_ended(), ": the replay ends after step ", step_,
+                                 "; remove ", start_.given.run_dir, " to start it again"));
+    return exit_code(ending_);
 }
 
 /// Collective; the same on all ranks.

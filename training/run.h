@@ -4,12 +4,14 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "base/stopwatch.h"
 #include "training/run_checkpoints.h"
 #include "training/run_reports.h"
 #include "training/run_start.h"
+#include "training/test_flip.h"
 #include "training/watch/shard_watch.h"
 #include "training/watch/step_profile.h"
 #include "training/watch/step_trace.h"
@@ -60,11 +62,12 @@ class Run {
 
     /// The reasons for a pause between two steps. The device is idle during it.
     struct Pause {
-        bool evaluates = false, samples = false, saves = false, ends_profile = false,
-             ends_trace = false, stops = false;
+        bool fingerprints = false, evaluates = false, samples = false, saves = false,
+             ends_profile = false, ends_trace = false, stops = false;
 
         bool any() const {
-            return evaluates || samples || saves || ends_profile || ends_trace || stops;
+            return fingerprints || evaluates || samples || saves || ends_profile || ends_trace ||
+                   stops;
         }
     };
     Pause next_pause() const;
@@ -75,6 +78,8 @@ class Run {
     /// comes again, with coarser grids. What was due after it is not due yet.
     bool went_back() const { return went_back_; }
     void begin_pause(const Pause& pause);
+    /// Writes the fingerprints of the step.
+    void fingerprint();
     /// Returns false if a signal ended the evaluation. The run then ends, too.
     bool evaluate();
     /// Prints one sample.
@@ -107,6 +112,7 @@ class Run {
         return first_rank() || !start_.trainer.parameters.holds_whole_model();
     }
     bool due(int64_t every) const { return every > 0 && step_ % every == 0 && step_ < steps_; }
+    bool fingerprints_due() const;
     bool out_of_time() const;
     void settle_until(int64_t may_remain);
     void go_back_before(int64_t step);
@@ -122,6 +128,7 @@ class Run {
     int finish();
     int end_early(const std::string& saved);
     int end_complete(const std::string& saved);
+    int end_replay();
     int exit_code(Ending ending) const;
 
     RunParts parts_;
@@ -138,6 +145,7 @@ class Run {
     Ending ending_ = Ending::finished;
     std::map<std::string, int64_t> sent_before_;  // bytes sent when the step began
     std::string bad_parameter_;                   // the parameter whose gradient was not finite
+    std::optional<TestFlip> flip_;
 };
 
 }  // namespace train_gpt

@@ -37,7 +37,7 @@ void RunCheckpoints::end_losses() {
 }
 
 std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step) {
-    if (saved_step_ == step) return "";
+    if (saved_step_ == step || start_.replays) return "";
     start_.trainer.parameters.weights.gather_rest(start_.trainer.stream);
     const Config& config = start_.given;
     world().activity().phase = "checkpoint";
@@ -93,12 +93,14 @@ std::string RunCheckpoints::set_aside_unsound(const ShardWatch::Damage& damage) 
 
 std::string RunCheckpoints::describe_saved(int64_t step, const std::string& trouble) const {
     if (!trouble.empty()) return trouble;
+    if (start_.replays) return "a replay saves nothing";
     if (step == 0 && !start_.resumes) return "no step was finished, so there is nothing to save";
     return concat("step ", step, " of ", start_.schedule.steps(), " is saved in ",
                   start_.given.run_dir);
 }
 
 std::string RunCheckpoints::describe_sane(int64_t step) const {
+    if (start_.replays) return "";
     const std::optional<int64_t> sane = losses_.sane_checkpoint();
     if (step == 0) return "; lower optimizer.learning_rate";
     if (!sane)

@@ -75,6 +75,8 @@ RunReports::RunReports(const RunStart& start, Progress& to)
       metrics(start.given.run_dir, start.resume_step(),
               {.tokens = start.schedule.start().tokens, .writes = start.on_first_rank()}),
       log(start, progress, metrics),
+      fingerprints(start.given.run_dir, start.resume_step(), start.given.log.fingerprint_every > 0,
+                   start.on_first_rank()),
       history(start.given.run_dir, start.on_first_rank()),
       page(start.given.run_dir, start.on_first_rank(), progress) {
     if (start.on_first_rank() && start.given.log.tensorboard)

@@ -4,6 +4,7 @@
 
 #include "training/report/report.h"
 #include "training/run_start.h"
+#include "training/watch/fingerprint_log.h"
 #include "training/watch/metrics.h"
 #include "training/watch/progress.h"
 #include "training/watch/run_history.h"
@@ -25,6 +26,7 @@ struct RunReports {
     Progress& progress;
     MetricsLog metrics;  // metrics.jsonl and, if it is wanted, TensorBoard's events
     StepLog log;
+    FingerprintLog fingerprints;
     RunHistory history;
     LiveReport page;
 };

@@ -31,6 +31,7 @@ struct RunStart {
     double link = 0;         // Decisions::link
     double peak_flops = 0;   // per second, as measured on this rank's device
     bool resumes = false;
+    bool replays = false;  // steps of another run: without evaluations, samples and checkpoints
 
     bool on_first_rank() const { return mesh.world().rank() == 0; }
     int ranks() const { return mesh.world().size(); }

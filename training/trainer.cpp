@@ -69,6 +69,8 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                  .skips_spikes = shape.config.optimizer.on_spike == OnSpike::skip,
                  .names = model.ranks() > 1 ? names_of_all(shape.spec) : std::vector<std::string>(),
                  .contributions = contributions_of_step(shape)}),
+      fingerprints(parameters, arena, names_of_all(shape.spec),
+                   shape.config.log.fingerprint_every > 0),
       feed(arena, model.batch_shape(), model.batches_in_use()),
       evaluation_batch(arena, model.batch_shape()),
       outcomes(arena),

@@ -14,6 +14,7 @@
 #include "training/batch_feed.h"
 #include "training/config/layout.h"
 #include "training/evaluation.h"
+#include "training/fingerprints.h"
 #include "training/optimizer.h"
 #include "training/watch/step_sums.h"
 
@@ -96,6 +97,7 @@ struct Trainer {
     std::vector<std::unique_ptr<Stage>> stages;
     Pipeline model;  // executes the stages
     Optimizer optimizer;
+    Fingerprints fingerprints;
     BatchFeed feed;
     EvaluationBatch evaluation_batch;
     OutcomeQueue outcomes;

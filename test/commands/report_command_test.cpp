@@ -147,6 +147,49 @@ TEST_CASE("report compares runs, and refuses what is none in a sentence", "[cli]
     CHECK(contains(read(page), "Where the runs differ"));  // the page from before
 }
 
+TEST_CASE("report --tolerance compares two runs, and its exit code is the verdict", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string &run = finished_run(), same = directory / "same", other = directory / "other";
+    check_succeeds(train_gpt_with(w.train(same, {"--quiet"})));
+    check_succeeds(
+        train_gpt_with(w.train(other, {"--quiet", "--set", "optimizer.learning_rate=0.0029999"})));
+    for (const Arguments& zero : {Arguments{"--tolerance"}, {"--tolerance", "0"}}) {
+        const Outcome equal = check_succeeds(train_gpt_with(Arguments{"report", run, same} + zero));
+        CHECK(contains(equal.out, "common steps    12, from 1 to 12\n"));
+        CHECK(contains(equal.out, "verdict         the same in all common steps"));
+        const Outcome different = train_gpt_with(Arguments{"report", run, other} + zero);
+        CHECK(different.code == 1);
+        CHECK(different.err.empty());
+        CHECK(contains(different.out, "first different at step"));
+        CHECK(contains(different.out, "verdict         different: by "));
+    }
+    CHECK(contains(check_succeeds(train_gpt_with({"report", run, other, "--tolerance", "0.5"})).out,
+                   "verdict         within the tolerance 0.5"));
+    CHECK_FALSE(fs::exists(other + "/replay-12"));
+
+    check_refused(train_gpt_with({"report", run, "--tolerance", "0"}), 2,
+                  {"--tolerance compares two runs, and 1 is named"});
+    check_refused(train_gpt_with({"report", run, same, other, "--tolerance", "0"}), 2,
+                  {"3 are named"});
+    for (const char* value : {"-1", "nan", "some"})
+        check_refused(train_gpt_with({"report", run, same, "--tolerance", value}), 2,
+                      {"--tolerance", value});
+    check_refused(train_gpt_with({"report", run, same, "--tolerance", "0", "--out", "x"}), 2,
+                  {"--out"});
+    check_refused(train_gpt_with({"report", run, directory / "none", "--tolerance", "0"}), 1,
+                  {"none", "no folder"});
+}
+
+TEST_CASE("replay needs a run and a step", "[cli]") {
+    check_refused(train_gpt_with({"replay"}), 2, {"run is required"});
+    check_refused(train_gpt_with({"replay", finished_run()}), 2, {"--to is required"});
+    for (const char* step : {"0", "-3", "last"})
+        check_refused(train_gpt_with({"replay", finished_run(), "--to", step}), 2, {"--to", step});
+    check_refused(train_gpt_with({"replay", finished_run(), "--to", "3", "model.n_layer=4"}), 2,
+                  {"--set model.n_layer=4"});
+}
+
 TEST_CASE("--quiet prints warnings and errors only", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;

@@ -8,6 +8,7 @@
 #include "dataloader/prepare.h"
 #include "training/config/config.h"
 #include "training/files/interchange.h"
+#include "training/replay.h"
 #include "training/report/options.h"
 #include "training/sampling.h"
 #include "training/selfcheck.h"
@@ -27,6 +28,7 @@ struct CommandLine {
         selfcheck,
         verify,
         report,
+        replay,
         config
     };
 
@@ -36,6 +38,9 @@ struct CommandLine {
 
     // train, plan, eval: a folder that `tokenize` wrote; for eval also a glob
     std::string data;
+
+    // train, replay: whose choices to take (decide()); empty: those of its checkpoint
+    std::string choices;
 
     // train, plan
     std::string config;  // a file, or the name of a preset
@@ -71,6 +76,9 @@ struct CommandLine {
 
     // report
     ReportOptions report;
+
+    // replay
+    ReplayOptions replay;
 
     // config
     std::string key;  // a key or a section; empty: all keys

@@ -1,13 +1,11 @@
 #include "training/commands/command_options.h"
 
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include <CLI/CLI.hpp>
 
-#include "base/error.h"
-#include "base/path.h"
+#include "training/commands/shared_options.h"
 
 namespace train_gpt {
 
@@ -15,83 +13,6 @@ namespace {
 
 // An upper bound for counts that reads well in messages.
 constexpr int64_t most = int64_t{1} << 53;
-
-/// Checks numbers. CLI11's own check accepts NaN, and negative numbers for unsigned types.
-CLI::Validator from_to(double low, double high) {
-    return CLI::Validator(
-        [=](const std::string& text) -> std::string {
-            char* end = nullptr;
-            const double value = std::strtod(text.c_str(), &end);
-            if (end != text.c_str() && *end == '\0' && value >= low && value <= high) return "";
-            return concat("\"", text, "\" is not a number from ", low, " to ", high);
-        },
-        "");
-}
-
-/// Expands "~" in the path of an option, which the shell does not do after "=" or in quotes.
-CLI::Validator path() {
-    return CLI::Validator(
-        [](std::string& text) -> std::string {
-            try {
-                text = expand_home(text);
-                return "";
-            } catch (const Error& error) {
-                return error.what();
-            }
-        },
-        "");
-}
-
-void add_config(CLI::App* app, CommandLine& line) {
-    app->add_option("config", line.config,
-                    "JSON configuration, or the name of a preset, such as gpt2-124m")
-        ->required()
-        ->transform(path())
-        ->type_name("CONFIG");
-    app->add_option("--data", line.data,
-                    "A folder made by `tokenize`: stands for data.train, data.val and "
-                    "tokenizer.path (--set overrides them)")
-        ->transform(path())
-        ->type_name("DIR");
-    app->add_option(
-           "--set", line.overrides,
-           "Override a key: --set optimizer.learning_rate=3e-4 (may be given several times)")
-        ->type_name("KEY=VALUE")
-        ->expected(1)
-        ->take_all()
-        ->allow_extra_args(false);
-}
-
-void add_device(CLI::App* app, CommandLine& line) {
-    app->add_option("--device", line.device, "auto, cpu or cuda")
-        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-        ->capture_default_str();
-}
-
-CLI::Option* add_out(CLI::App* app, std::string& out) {
-    return app->add_option("--out", out, "Folder to write (new or empty)")
-        ->required()
-        ->transform(path())
-        ->type_name("DIR");
-}
-
-void add_checkpoint_argument(CLI::App* app, std::string& checkpoint) {
-    app->add_option("checkpoint", checkpoint,
-                    "A checkpoint, a run's folder (its newest checkpoint), or the folder of a "
-                    "Hugging Face model")
-        ->required()
-        ->transform(path())
-        ->type_name("CHECKPOINT");
-}
-
-void add_checkpoint(CLI::App* app, CommandLine& line) {
-    add_checkpoint_argument(app, line.checkpoint);
-    add_device(app, line);
-    app->add_option("--dtype", line.dtype,
-                    "auto (as in the files; fp32 where they hold fp16 or several), bf16 or fp32")
-        ->check(CLI::IsMember({"auto", "bf16", "fp32"}))
-        ->capture_default_str();
-}
 
 void add_tokenize_command(CLI::App& app, CommandLine& line) {
     CLI::App* tokenize =
@@ -170,6 +91,7 @@ void add_train_command(CLI::App& app, CommandLine& line) {
                      "Save a checkpoint and end after this step; the schedule stays the same")
         ->type_name("STEP")
         ->check(CLI::Range(int64_t{1}, most));
+    add_choices(train, line.choices);
     auto* profile =
         train
             ->add_option("--profile", line.profile,
@@ -380,6 +302,39 @@ void add_report_command(CLI::App& app, CommandLine& line) {
                      "Also write the loss alone, as a picture (SVG)")
         ->transform(path())
         ->type_name("FILE");
+    report
+        ->add_option("--tolerance", line.report.tolerance,
+                     "Write no page; compare two runs step by step: losses, gradient norms, "
+                     "fingerprints. Exits with 1 if they differ by more, relatively. Default: 0, "
+                     "the same numbers")
+        ->expected(0, 1)
+        ->default_str("0")
+        ->check(from_to(0, 1e9))
+        ->type_name("X");
+}
+
+void add_replay_command(CLI::App& app, CommandLine& line) {
+    CLI::App* replay = app.add_subcommand(
+        "replay",
+        "Run steps of a run again, in a folder of their own, on any ranks, and name the first "
+        "difference to what the run recorded; exits with 1 if there is one");
+    replay->add_option("run", line.replay.run, "The folder of the run, which stays as it is")
+        ->required()
+        ->transform(path())
+        ->type_name("RUN");
+    replay
+        ->add_option("--to", line.replay.to,
+                     "The last step; the first one follows the newest checkpoint before it")
+        ->required()
+        ->type_name("STEP")
+        ->check(CLI::Range(int64_t{1}, most));
+    replay
+        ->add_option("--into", line.replay.into,
+                     "The folder to write. Default: replay-STEP, in the run's folder")
+        ->transform(path())
+        ->type_name("DIR");
+    add_choices(replay, line.choices);
+    add_overrides(replay, line.replay.overrides);
 }
 
 void add_config_command(CLI::App& app, CommandLine& line) {
@@ -409,6 +364,7 @@ void add_commands(CLI::App& app, CommandLine& line, ExportWords& words) {
     add_selfcheck_command(app, line);
     add_verify_command(app, line);
     add_report_command(app, line);
+    add_replay_command(app, line);
     add_config_command(app, line);
 }
 

@@ -20,7 +20,7 @@ int sample(const CommandLine& line);
 /// Prints the validation loss and HellaSwag accuracy of a trained model.
 int eval(const CommandLine& line);
 
-/// Writes a page about runs.
+/// Writes a page about runs, or compares two.
 int report(const CommandLine& line);
 
 /// Measures the ranks of a cluster and compares them.

@@ -45,13 +45,26 @@ void resolve(const ExportWords& words, ExportOptions& options) {
     }
 }
 
+/// Throws UsageError for options of a report that exclude each other.
+void require_comparable(const ReportOptions& report) {
+    if (!report.tolerance) return;
+    if (report.runs.size() != 2)
+        throw UsageError("--tolerance compares two runs, and ", report.runs.size(),
+                         report.runs.size() == 1 ? " is" : " are",
+                         " named: train_gpt report A B --tolerance 0");
+    if (!report.out.empty() || !report.picture.empty())
+        throw UsageError(
+            "with --tolerance no page is written, so --out and --picture have no use; leave them "
+            "out, or give them in a command of their own");
+}
+
 constexpr std::pair<const char*, Command> commands[] = {
     {"tokenize", Command::tokenize}, {"train", Command::train},
     {"plan", Command::plan},         {"sample", Command::sample},
     {"eval", Command::eval},         {"import", Command::import_},
     {"export", Command::export_},    {"selfcheck", Command::selfcheck},
     {"verify", Command::verify},     {"report", Command::report},
-    {"config", Command::config},
+    {"replay", Command::replay},     {"config", Command::config},
 };
 
 }  // namespace
@@ -91,7 +104,8 @@ CommandLine parse_command_line(int argc, char** argv) {
             throw UsageError("there is no command \"", argv[1], "\"; the commands are ", names);
         }
         for (const CLI::App* command : chosen)
-            if (command->get_name() == "train" || command->get_name() == "plan")
+            if (command->get_name() == "train" || command->get_name() == "plan" ||
+                command->get_name() == "replay")
                 refuse_keys(argc, argv);
         throw UsageError(error.what(), "; see train_gpt ",
                          chosen.empty() ? "" : chosen.front()->get_name() + " ", "--help");
@@ -110,6 +124,7 @@ CommandLine parse_command_line(int argc, char** argv) {
             "tokenize needs a vocabulary: give --train-vocab N to train one on the text, or "
             "--tokenizer PATH");
     resolve(words, line.exporting);
+    require_comparable(line.report);
     return line;
 }
 

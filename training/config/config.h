@@ -238,7 +238,8 @@ struct Config {
     } sampling;
 
     struct Log {
-        int64_t every = 1;  // steps between lines
+        int64_t every = 1;              // steps between lines
+        int64_t fingerprint_every = 0;  // steps between fingerprints; 0: none
         OneOf<ProgressStyle> progress;
         OneOf<bool> tensorboard = true;
     } log;

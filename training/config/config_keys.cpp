@@ -213,6 +213,10 @@ constexpr ConfigKey table[] = {
 
     {KEY(log.every), between(1, max_steps),
      "Steps between lines on the screen and in `metrics.jsonl`."},
+    {KEY(log.fingerprint_every), between(0, max_steps),
+     "Steps between lines in `fingerprints.jsonl`: hashes of each tensor's gradient, master and "
+     "moments, with which `train_gpt replay` and `train_gpt report --tolerance` find where two "
+     "runs differ. The last step has one, too. 0: none."},
     {KEY(log.progress), one_of<ProgressStyle>(),
      "`line`: one progress line, rewritten in place; `lines`: separate lines; `auto`: `line` on a "
      "terminal, else `lines`."},

@@ -64,6 +64,13 @@ Choices read_choices(const fs::path& folder) {
     return choices_from_json(std::string(MappedFile(path).text()), path.string());
 }
 
+Choices given_choices(const fs::path& folder) {
+    if (!fs::exists(folder / file_name))
+        throw Error(folder.string(), " has no ", file_name,
+                    "; name the folder of a run that has started, or of a checkpoint");
+    return read_choices(folder);
+}
+
 void write_choices(const fs::path& folder, const Choices& choices) {
     write_file(folder / file_name, to_json(choices));
 }

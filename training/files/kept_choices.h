@@ -25,5 +25,7 @@ Choices choices_from_json(const std::string& text,
 /// file is damaged.
 Choices read_choices(const std::filesystem::path& folder);
 void write_choices(const std::filesystem::path& folder, const Choices& choices);
+/// The choices of a run or a checkpoint that the user names. Throws Error if there are none.
+Choices given_choices(const std::filesystem::path& folder);
 
 }  // namespace train_gpt

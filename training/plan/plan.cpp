@@ -178,6 +178,8 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
                ", precision.recompute = ", name_of(fit.recompute), stage_text(given, fit, speeds),
                ": ", format_bytes(fit.bytes), " of ", format_bytes(available), " available here",
                fit.bytes > available ? ": DOES NOT FIT" : "", "\n");
+    report.bytes = fit.bytes;
+    report.available = available;
     if (fit.bytes > available)
         report.problem =
             concat("the run needs ", format_bytes(fit.bytes), " of memory on each rank, and ",

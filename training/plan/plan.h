@@ -23,6 +23,7 @@ std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
 /// What `train_gpt plan` prints. problem: why the run cannot start here; empty if it can.
 struct PlanReport {
     std::string text, problem;
+    uint64_t bytes = 0, available = 0;  // of each rank
 };
 
 /// Shape, parameters, FLOPs, batch, and memory by purpose for every recompute level, for `world`

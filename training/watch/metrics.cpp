@@ -3,9 +3,8 @@
 #include <limits>
 #include <string_view>
 
-#include "base/file.h"
 #include "base/json_text.h"
-#include "base/mapped_pages.h"
+#include "training/watch/step_lines.h"
 
 namespace train_gpt {
 
@@ -14,28 +13,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* file_name = "metrics.jsonl";
-
-/// Calls take(line, json) for each line up to a step that is a record. Little of the file is in
-/// memory at a time.
-template <class Take>
-void for_each_line(const fs::path& path, int64_t last_step, const Take& take) {
-    if (!fs::exists(path)) return;
-    const MappedFile file(path);
-    std::string_view text = file.text();
-    size_t read = 0;
-    for (size_t end; (end = text.find('\n')) != std::string_view::npos;
-         text.remove_prefix(end + 1)) {
-        if ((read += end + 1) >= most_mapped_bytes) {
-            release_pages(file.bytes());
-            read = 0;
-        }
-        const std::string_view line = text.substr(0, end);
-        const Json json = try_parse_json(line);
-        if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer())
-            continue;
-        if (json["step"].get<int64_t>() <= last_step) take(line, json);
-    }
-}
 
 /// What lines of metrics.jsonl say together.
 struct KeptMetrics {
@@ -66,8 +43,8 @@ struct KeptMetrics {
 
 KeptMetrics read_up_to(const fs::path& run_dir, int64_t step) {
     KeptMetrics kept;
-    for_each_line(run_dir / file_name, step,
-                  [&](std::string_view, const Json& json) { kept.add(json); });
+    for_each_step_line(run_dir / file_name, step,
+                       [&](std::string_view, const Json& json) { kept.add(json); });
     return kept;
 }
 
@@ -86,22 +63,9 @@ namespace {
 /// Drops from the file, or moves, what a start of the run does not keep. Returns the "seconds" of
 /// the last line that is kept.
 double prepare_file(const fs::path& run_dir, std::optional<int64_t> resume_step) {
-    const fs::path path = run_dir / file_name, old = run_dir / "metrics.old.jsonl";
-    if (!fs::exists(path)) return 0;
-    if (!resume_step) {
-        const MappedFile all(path);
-        if (all.text().size() > (fs::exists(old) ? fs::file_size(old) : 0))
-            write_file(old, all.text());
-    }
     KeptMetrics kept;
-    AtomicFile file(path);
-    if (resume_step)
-        for_each_line(path, *resume_step, [&](std::string_view line, const Json& json) {
-            kept.add(json);
-            file.write(line);
-            file.write("\n");
-        });
-    file.commit();
+    keep_step_lines(run_dir / file_name, resume_step,
+                    [&](std::string_view, const Json& json) { kept.add(json); });
     return kept.seconds;
 }
 
@@ -119,7 +83,7 @@ void JsonLinesSink::write(const MetricsRecord& record) {
 
 void read_metrics(const fs::path& run_dir, const std::function<void(const MetricsRecord&)>& take) {
     constexpr int64_t all = std::numeric_limits<int64_t>::max();
-    for_each_line(run_dir / file_name, all, [&](std::string_view, const Json& json) {
+    for_each_step_line(run_dir / file_name, all, [&](std::string_view, const Json& json) {
         MetricsRecord record;
         for (const auto& [key, value] : json.items()) {
             if (key == "step")

@@ -1,0 +1,139 @@
+// Comparisons of two runs' records, written by hand: what differs first, by how much, and when.
+#include "training/report/compare_runs.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/json_text.h"
+#include "test/catch.h"
+#include "test/random.h"
+#include "test/text.h"
+
+using namespace train_gpt;
+
+namespace {
+
+struct Step {
+    int64_t step;
+    double loss, norm;
+};
+
+void write_metrics(const std::string& run, const std::vector<Step>& steps) {
+    std::filesystem::create_directories(run);
+    std::string text;
+    for (const auto& [step, loss, norm] : steps) {
+        Json line{{"step", step}, {"loss", loss}, {"grad_norm", norm}};
+        text += to_text(line) + "\n";
+    }
+    write(run + "/metrics.jsonl", text);
+}
+
+/// Lines with fingerprints of tensors a, b and c; `odd`: those of step, tensor and kind that are
+/// other than usual.
+struct Odd {
+    int64_t step;
+    const char *tensor, *kind;
+};
+void write_fingerprints(const std::string& run, const std::vector<int64_t>& steps,
+                        const std::vector<Odd>& odd = {}) {
+    std::string text;
+    for (const int64_t step : steps) {
+        Json tensors = Json::object();
+        for (const char* tensor : {"a", "b", "c"})
+            for (const char* kind : {"gradient", "master", "m", "v"})
+                tensors[tensor][kind] = "0123456789abcdef";
+        for (const auto& [at, tensor, kind] : odd)
+            if (at == step) tensors[tensor][kind] = "0123456789abcdee";
+        text += to_text({{"step", step}, {"tensors", tensors}}) + "\n";
+    }
+    write(run + "/fingerprints.jsonl", text);
+}
+
+}  // namespace
+
+TEST_CASE("two runs are compared at the steps that both have logged", "[compare_runs]") {
+    const TemporaryDirectory directory;
+    const std::string a = directory / "a", b = directory / "b";
+    const double eps = std::ldexp(1.0, static_cast<int>(random_int(-50, -4)));
+    write_metrics(a, {{1, 4, 1}, {2, 3, 1}, {4, 2, 1}, {6, 2, 1}, {7, 9, 9}});
+    write_metrics(b, {{2, 3, 1}, {3, 9, 9}, {4, 2, 1 + eps}, {6, 2 + 4 * eps, 1}, {8, 9, 9}});
+    const RunComparison found = compare_runs(a, b);
+    CHECK(found.steps == 3);
+    CHECK(found.only_a == 2);
+    CHECK(found.first_step == 2);
+    CHECK(found.last_step == 6);
+    REQUIRE(found.columns.size() == 2);
+    const RunComparison::Column &loss = found.columns[0], &norm = found.columns[1];
+    REQUIRE(loss.first);
+    REQUIRE(norm.first);
+    CHECK(loss.first->step == 6);
+    CHECK(norm.first->step == 4);
+    CHECK(norm.largest->difference() == eps / (1 + eps));
+    CHECK(found.first_difference() == &norm);
+    CHECK(found.largest_difference() == 4 * eps / (2 + 4 * eps));
+    CHECK(compare_runs(a, b, {.after = 0, .to = 3}).same());
+
+    // The verdict's edge is the largest difference itself.
+    const double largest = found.largest_difference();
+    CHECK(report_on_comparison(a, b, largest).within);
+    CHECK_FALSE(report_on_comparison(a, b, std::nextafter(largest, 0)).within);
+    CHECK_FALSE(report_on_comparison(a, b, 0).within);
+    CHECK(report_on_comparison(a, a, 0).within);
+}
+
+TEST_CASE("a loss that is not a number equals only another one", "[compare_runs]") {
+    const TemporaryDirectory directory;
+    const std::string a = directory / "a", b = directory / "b";
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    write_metrics(a, {{1, 4, 1}, {2, nan, 1}});
+    write_metrics(b, {{1, 4, 1}, {2, 3, 1}});
+    CHECK(report_on_comparison(a, a, 0).within);
+    CHECK_FALSE(report_on_comparison(a, b, 1e9).within);
+    CHECK_FALSE(report_on_comparison(b, a, 1e9).within);
+}
+
+TEST_CASE("runs without a common step are not called the same", "[compare_runs]") {
+    const TemporaryDirectory directory;
+    const std::string a = directory / "a", b = directory / "b";
+    write_metrics(a, {{1, 4, 1}, {5, 3, 1}});
+    write_metrics(b, {{2, 4, 1}, {6, 3, 1}});
+    try {
+        report_on_comparison(a, b, 0);
+        FAIL("they were compared");
+    } catch (const Error& error) {
+        CHECK(contains(error.what(), "no logged step in common"));
+        CHECK(contains(error.what(), a + " has logged steps from 1 to 5"));
+    }
+}
+
+TEST_CASE("fingerprints name the first kind that a step computes, and count its tensors",
+          "[compare_runs]") {
+    const TemporaryDirectory directory;
+    const std::string a = directory / "a", b = directory / "b";
+    const std::vector<Step> steps{{10, 4, 1}, {20, 3, 1}, {30, 2, 1}};
+    write_metrics(a, steps);
+    write_metrics(b, steps);
+    write_fingerprints(a, {10, 20, 30});
+    const auto difference = [&](const std::vector<Odd>& odd) {
+        write_fingerprints(b, {10, 20, 25, 30}, odd);
+        const RunComparison found = compare_runs(a, b);
+        CHECK(found.fingerprints == 3);
+        CHECK(found.same() == !found.state);
+        CHECK(report_on_comparison(a, b, 0).within == found.same());
+        CHECK(report_on_comparison(a, b, 1e-9).within);
+        return found.state ? concat(found.state->after, "-", found.state->step, " ",
+                                    found.state->what.described())
+                           : "";
+    };
+    CHECK(difference({}) == "");
+    CHECK(difference({{25, "a", "m"}}) == "");  // not in both
+    CHECK(difference({{20, "b", "master"}, {30, "a", "gradient"}}) == "10-20 master of b");
+    CHECK(difference({{10, "b", "v"}, {10, "b", "master"}}) == "-1-10 v of b");
+    CHECK(difference({{20, "c", "m"}, {20, "a", "v"}, {20, "a", "master"}}) == "10-20 m of c");
+    CHECK(difference({{30, "b", "gradient"}, {30, "c", "gradient"}, {30, "a", "m"}}) ==
+          "20-30 gradient of b and another tensor");
+    CHECK(difference({{30, "b", "m"}, {30, "c", "m"}, {30, "a", "m"}}) ==
+          "20-30 m of a and 2 other tensors");
+}

@@ -1,0 +1,76 @@
+#include "training/fingerprints.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "device/copy.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// The sums over all ranks, modulo 2^64. Doubles hold sums of 32-bit numbers exactly.
+void add_over_ranks(const World& world, std::vector<uint64_t>& sums) {
+    std::vector<double> halves;
+    for (const uint64_t sum : sums) {
+        halves.push_back(static_cast<double>(sum >> 32));
+        halves.push_back(static_cast<double>(sum & 0xffffffff));
+    }
+    world.all_reduce_sum(halves);
+    for (size_t i = 0; i < sums.size(); ++i)
+        sums[i] =
+            (static_cast<uint64_t>(halves[2 * i]) << 32) + static_cast<uint64_t>(halves[2 * i + 1]);
+}
+
+}  // namespace
+
+Fingerprints::Fingerprints(const ParameterStore& parameters, Arena& arena,
+                           std::vector<std::string> names, bool wanted)
+    : names_(std::move(names)), kinds_{"gradient", "master"} {
+    if (!wanted) return;
+    for (const OptimizerSlot& slot : parameters.slots()) kinds_.push_back(slot.name);
+    sums_ = static_cast<uint64_t*>(
+        arena.take(names_.size() * kinds_.size() * sizeof(uint64_t), Purpose::workspaces));
+    if (!arena.is_counting()) make_segments(parameters);
+}
+
+void Fingerprints::make_segments(const ParameterStore& parameters) {
+    for (const ParameterStore::Piece& piece : parameters.pieces()) {
+        if (!piece.is_first_copy) continue;
+        const Parameter& p = parameters.parameters()[static_cast<size_t>(piece.parameter)];
+        // Without the padding, which depends on the mesh.
+        const int64_t n = std::min(piece.range.end(), p.held_numel()) - piece.range.first;
+        if (n <= 0) continue;
+        uint64_t* sum = sums_ + p.id * kinds_.size();
+        const auto add = [&](const void* data, size_t bytes) {
+            segments_.push_back({.data = data,
+                                 .element_bytes = static_cast<int>(bytes),
+                                 // Elements of different parts have different numbers.
+                                 .first = p.held_by.rank * p.padded_numel() + piece.range.first,
+                                 .n = n,
+                                 .sum = sum++});
+        };
+        add(piece.gradient, sizeof *piece.gradient);
+        add(piece.master, sizeof *piece.master);
+        for (size_t k = 0; k < piece.slots.size(); ++k)
+            add(piece.slots[k], size_of(parameters.slots()[k].dtype));
+    }
+}
+
+std::vector<Fingerprints::OfTensor> Fingerprints::take(Stream& stream, const World& world) const {
+    std::vector<uint64_t> sums(sums_ ? names_.size() * kinds_.size() : 0);
+    if (sums.empty()) return {};
+    const size_t bytes = sums.size() * sizeof(uint64_t);
+    copy_now(stream.device, sums_, sums.data(), bytes);
+    add_fingerprints(stream, segments_);
+    copy_now(stream.device, sums.data(), sums_, bytes);
+    if (world.size() > 1) add_over_ranks(world, sums);
+    std::vector<OfTensor> all;
+    for (size_t t = 0; t < names_.size(); ++t) {
+        const auto first = sums.begin() + static_cast<std::ptrdiff_t>(t * kinds_.size());
+        all.push_back({names_[t], {first, first + static_cast<std::ptrdiff_t>(kinds_.size())}});
+    }
+    return all;
+}
+
+}  // namespace train_gpt
