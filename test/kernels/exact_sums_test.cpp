@@ -13,6 +13,7 @@
 
 #include "kernels/embedding.h"
 #include "kernels/exact_math.h"
+#include "kernels/head_loss.h"
 #include "test/kernels/kernel_test.h"
 
 using namespace train_gpt;
@@ -703,4 +704,72 @@ TEST_CASE("table of the errors of exact sums, for docs/many-ranks.md", "[.][tabl
                         static_cast<long long>(M), heavy_tailed ? "heavy-tailed" : "Gaussian",
                         e.exact.all, e.exact.worst_rows, e.fp32.all, e.fp32.worst_rows);
         }
+}
+
+TEST_CASE("AdamW changes nothing in a step that comes again, or is skipped", "[cuda]") {
+    ON_EACH_DEVICE();
+    TestStream stream;
+    const auto n = static_cast<size_t>(random_int(1, 9000));
+    const SharedArray<float> master(n), m(n), v(n), gradient(n);
+    const SharedArray<bf16> weights(n);
+    const SharedArray<StepState> state(1);
+    for (const SharedArray<float>* array : {&master, &m, &v, &gradient})
+        std::ranges::copy(random_normal(n), array->values().begin());
+    for (float& x : v.values()) x = std::fabs(x);
+    for (bf16& w : weights.values()) w = bf16(3.0f);
+    const auto all = [&] {
+        std::vector<float> values;
+        for (const SharedArray<float>* array : {&master, &m, &v})
+            values.insert(values.end(), array->values().begin(), array->values().end());
+        for (const bf16 w : weights.values()) values.push_back(to_float(w));
+        return values;
+    };
+    const std::vector<float> before = all();
+    const AdamWSegment segment{.weights = weights.data(),
+                               .master = master.data(),
+                               .m = m.data(),
+                               .v = v.data(),
+                               .gradient = gradient.data(),
+                               .n = static_cast<int64_t>(n)};
+    for (const int kind : {0, 1, 2, 3}) {
+        state.values()[0] = {
+            .multiplier = 1, .stop = kind == 0, .overflow = kind == 1, .skip = kind == 2};
+        adamw(stream, std::span(&segment, 1),
+              {.learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.9f, .state = state.data()});
+        CAPTURE(kind);
+        CHECK((all() == before) == (kind < 3));
+    }
+}
+
+TEST_CASE("a micro-batch's losses are rounded before they are added, if sums are exact", "[cuda]") {
+    ON_EACH_DEVICE();
+    TestStream stream;
+    const int64_t B = random_int(1, 4), T = random_int(1, 300);
+    const auto n = static_cast<size_t>(B * T);
+    const SharedArray<float> losses(n);
+    const SharedArray<double> total(1), of_sources(2);
+    const SharedArray<int32_t> source_of(static_cast<size_t>(B));
+    for (int32_t& s : source_of.values()) s = 1;
+    double sum = 0;
+    total.values()[0] = of_sources.values()[1] = 5;
+    for (float& x : losses.values()) sum += double{x = std::exp(random_normal(1)[0] - 3)};
+    for (const bool exact : {false, true}) {
+        accumulate_loss(stream, total.data(), losses.data(), B * T, exact, exact);
+        accumulate_loss_by_source(stream, {.totals = of_sources.data(),
+                                           .sources = 2,
+                                           .losses = losses.data(),
+                                           .source_of = source_of.data(),
+                                           .B = B,
+                                           .T = T,
+                                           .accumulate = exact,
+                                           .exact = exact});
+        if (!exact) total.values()[0] = of_sources.values()[1] = 5;
+    }
+    for (const double found : {double{total.values()[0]}, double{of_sources.values()[1]}}) {
+        CAPTURE(B, T, found, sum);
+        const double units = std::ldexp(found, 20);
+        CHECK(units == std::floor(units));
+        // Of one rounding, or on the CPU one for each sequence
+        CHECK(std::fabs(found - 5 - sum) <= std::ldexp(0.5 * static_cast<double>(B) + 0.01, -20));
+    }
 }
