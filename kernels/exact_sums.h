@@ -42,8 +42,8 @@ struct ExactRows {
     uint32_t* largest = nullptr;
     bool looks_only = false;  // the kernel finds the largest |g|, and leaves the sums as they are
 };
-/// After such a kernel: S of each of the tensor's `blocks` blocks grows by min(⌈g / 2^E⌉, 2^40) with
-/// the largest g; if g is not finite, not_finite grows by 1. `largest` becomes 0.
+/// After such a kernel: S of each of the tensor's `blocks` blocks grows by min(⌈g / 2^E⌉, 2^40)
+/// with the largest g; if g is not finite, not_finite grows by 1. `largest` becomes 0.
 struct LargestRow {
     uint32_t* largest = nullptr;
     const int32_t* exponent = nullptr;

@@ -23,9 +23,10 @@ enum class Reduction { sum, max };
 /// stream, and events in both directions. On the CPU they run immediately. Buffers are in the
 /// memory of the stream's device.
 ///
-/// Sums of integers wrap. Sums of fp32 and fp64 are added in that dtype. CPUs add by rank within each node, then by node,
-/// so that all_reduce gives the same bits as reduce_scatter and all_gather. Sums of bf16 are added
-/// in fp32 on CPUs and rounded once; NCCL may round after each addition.
+/// Sums of integers wrap. Sums of fp32 and fp64 are added in that dtype. CPUs add by rank within
+/// each node, then by node, so that all_reduce gives the same bits as reduce_scatter and
+/// all_gather. Sums of bf16 are added in fp32 on CPUs and rounded once; NCCL may round after each
+/// addition.
 ///
 /// Throws Error, which names the collective, if a rank is gone or NCCL reports an error later.
 class Communicator {

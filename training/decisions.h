@@ -31,8 +31,8 @@ struct Decisions {
     Choices kept;  // given choices, else kept_choices()
 };
 /// Makes these decisions. All ranks call it. It does the mesh's first collectives
-/// (parallel/first_collectives.h) before it looks how much memory is available. choices_of: a run or
-/// a checkpoint whose choices are taken instead of the run's own; empty: none.
+/// (parallel/first_collectives.h) before it looks how much memory is available. choices_of: a run
+/// or a checkpoint whose choices are taken instead of the run's own; empty: none.
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
                  const Mesh& mesh, const std::string& choices_of = "");
 

@@ -28,8 +28,8 @@ class RunCheckpoints {
     /// Says that no step follows: the last loss judges the checkpoints that wait.
     void end_losses();
 
-    /// Writes the checkpoint of a step unless it exists, or the run replays another one. Returns why
-    /// that failed; empty on success.
+    /// Writes the checkpoint of a step unless it exists, or the run replays another one. Returns
+    /// why that failed; empty on success.
     std::string save_or_reason(const std::filesystem::path& run_dir, int64_t step);
 
     /// Sets aside the checkpoints that may have been trained on damaged data, so that the newest

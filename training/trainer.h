@@ -78,8 +78,8 @@ struct Trainer {
     /// The update after a step's micro-batches.
     void update(const AdamWStep& args, float scale, float clip);
 
-    /// With exact sums, the first grids: from the gradients of the loader's first micro-batch, which
-    /// is the same on all data-parallel ranks. All ranks call it; nothing is applied.
+    /// With exact sums, the first grids: from the gradients of the loader's first micro-batch,
+    /// which is the same on all data-parallel ranks. All ranks call it; nothing is applied.
     void choose_first_grids(TrainLoader& loader);
 
     /// Runs every path of a step, an evaluation and a sample once, and applies nothing. So

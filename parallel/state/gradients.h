@@ -53,9 +53,9 @@ class Gradients {
     /// written is another one: exact sums round each by itself.
     void end_contribution(Stream& stream, int unit);
     /// All gradients of a unit have been written for one more micro-batch. Where ranks reduce in
-    /// each micro-batch, the units of a sweep (Parameter::sweep) become ready from the last unit down, and
-    /// nothing writes gradients of another sweep, or for another micro-batch, between the first of
-    /// them and the last.
+    /// each micro-batch, the units of a sweep (Parameter::sweep) become ready from the last unit
+    /// down, and nothing writes gradients of another sweep, or for another micro-batch, between the
+    /// first of them and the last.
     void ready(Stream& stream, int unit);
     /// The same, with zeros, for a micro-batch that only other ranks have.
     void skip(Stream& stream, int unit);
@@ -113,8 +113,8 @@ class Gradients {
     ExactRows rows_;
     std::vector<int> ready_;  // of each bucket: how often its units became ready in this step
     int micro_batches_ = 1;
-    // Where ranks reduce in each micro-batch, of each bucket: its gradients are being written; and of each
-    // turn, the bucket that was last.
+    // Where ranks reduce in each micro-batch, of each bucket: its gradients are being written; and
+    // of each turn, the bucket that was last.
     std::vector<bool> being_written_;
     std::optional<size_t> last_in_turn_[ParameterBuffers::turns];
 };

@@ -71,9 +71,9 @@ class Grids {
     void add_squares(Stream& stream, size_t bucket);
     /// Exponents of a piece's blocks, for AdamW.
     const int32_t* exponents_of(const ParameterBuffers::Piece& piece) const;
-    /// The step's integers [layout().sums()], which all ranks add up: S of each block, then for each
-    /// tensor the blocks that are not finite, and the sum of squares; then the elements that were
-    /// rounded to 0.
+    /// The step's integers [layout().sums()], which all ranks add up: S of each block, then for
+    /// each tensor the blocks that are not finite, and the sum of squares; then the elements that
+    /// were rounded to 0.
     int64_t* sums() const { return sums_; }
     int64_t* lost() const { return squares() + tensors(); }
     /// From sums(): whether any sum has overflowed, and the sum of squares of each tensor
@@ -84,7 +84,8 @@ class Grids {
 
     // ---- The first step -------------------------------------------------------------------------
 
-    /// The largest elements [layout().blocks()] of a micro-batch, of which all ranks take the maximum.
+    /// The largest elements [layout().blocks()] of a micro-batch, of which all ranks take the
+    /// maximum.
     float* largest() const { return largest_; }
     void forget_largest(Stream& stream);
     /// The first grids, from largest().

@@ -82,14 +82,14 @@ class ParameterBuffers {
     /// All memory that has weights as the model sees them.
     const std::vector<std::span<std::byte>>& whole_weights() const { return whole_weights_; }
 
-    /// What the ranks reduce: the sums of a bucket, and of a parameter, in this step or, where ranks
-    /// reduce in every micro-batch, of a micro-batch. int32 if sums are exact.
+    /// What the ranks reduce: the sums of a bucket, and of a parameter, in this step or, where
+    /// ranks reduce in every micro-batch, of a micro-batch. int32 if sums are exact.
     float* bucket_gradients(size_t bucket) const;
     float* reduced_gradient(int i) const;
     /// Where the gradient of a parameter is written in a micro-batch.
     float* gradient_of_micro_batch(int i) const;
-    /// Where ranks reduce gradients in every micro-batch: the buffer, 0 or 1, in which gradients of a
-    /// bucket take turns with gradients of other buckets; −1: they have their own place.
+    /// Where ranks reduce gradients in every micro-batch: the buffer, 0 or 1, in which gradients of
+    /// a bucket take turns with gradients of other buckets; −1: they have their own place.
     int turn_of_gradients(size_t bucket) const {
         return is_embedding(bucket) ? -1 : static_cast<int>(turn_of(bucket));
     }

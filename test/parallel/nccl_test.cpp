@@ -99,13 +99,13 @@ TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
                                  {.dtype = DType::bf16, .sums = numbers});
             Arena plan = Arena::counting(device);
             store(plan);
-            auto* unused =
-                plan.take(static_cast<size_t>(numbers.fp64 * (1 + world.size())) * 8, Purpose::buffers);
+            auto* unused = plan.take(static_cast<size_t>(numbers.fp64 * (1 + world.size())) * 8,
+                                     Purpose::buffers);
             static_cast<void>(unused);
             Arena arena(device, plan);
             const auto trained = store(arena);
-            auto* mine = static_cast<double*>(
-                arena.take(static_cast<size_t>(numbers.fp64 * (1 + world.size())) * 8, Purpose::buffers));
+            auto* mine = static_cast<double*>(arena.take(
+                static_cast<size_t>(numbers.fp64 * (1 + world.size())) * 8, Purpose::buffers));
             const uint64_t left = memory_available(device);
             // The collectives of a step, which find nothing to take any more
             trained->connect(mesh);

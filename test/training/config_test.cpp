@@ -336,8 +336,8 @@ TEST_CASE("exact sums are refused where they cannot give the same bits, and have
     CHECK(parse_config("{}", "test", {"schedule.steps=1", "parallel.reduce_dtype=bf16"})
               .parallel.sums == GradientSums::bf16);
     const auto refusal = [](const std::vector<std::string>& more) {
-        std::vector<std::string> settings{"schedule.steps=1", "parallel.sums=exact", "batch.sequence_length=8",
-                                          "model.n_ctx=8"};
+        std::vector<std::string> settings{"schedule.steps=1", "parallel.sums=exact",
+                                          "batch.sequence_length=8", "model.n_ctx=8"};
         settings.insert(settings.end(), more.begin(), more.end());
         return error_of([&] { parse_config("{}", "test", settings); });
     };
