@@ -42,6 +42,7 @@ struct StepState {
     int64_t spikes = 0;  // of the run so far (spikes.h)
     int32_t spike = 0;   // this step is one
     int32_t skip = 0;    // because of which AdamW changes nothing
+    int32_t taken = 0;   // the history of losses and norms has taken this step
 };
 
 /// norm = scale·√Σ sums (added in a fixed order, in double); sums [n], one of each tensor.

@@ -24,7 +24,7 @@ void watch_for_spike(Stream& stream, const SpikeWatch& watch) {
     SpikeHistory& history = *watch.history;
     StepState& state = *watch.state;
     const double loss = watch.scale * *watch.loss, norm = double{state.norm};
-    state.spike = state.skip = 0;
+    state.spike = state.skip = state.taken = 0;
     state.spikes = history.spikes;
     if (state.stop || state.overflow || !std::isfinite(loss) || !std::isfinite(norm)) return;
     const auto [loss_mean, loss_sigma] = statistics(history.losses);
@@ -37,18 +37,23 @@ void watch_for_spike(Stream& stream, const SpikeWatch& watch) {
     const auto place = static_cast<size_t>(history.count++ % SpikeHistory::steps);
     history.losses[place] = std::min(loss, loss_bound);
     history.norms[place] = std::min(norm, norm_bound);
+    state.taken = 1;
     if (loss <= loss_bound && norm <= norm_bound) return;
-    history.loss_mean = loss_mean, history.loss_sigma = loss_sigma;
-    history.norm_mean = norm_mean, history.norm_sigma = norm_sigma;
     state.spikes = ++history.spikes;
+    history.before[state.spikes % 2] = {loss_mean, loss_sigma, norm_mean, norm_sigma};
     state.spike = 1;
     state.skip = watch.skips ? 1 : 0;
 }
 
-void keep_at_spike(Stream& stream, const StepState* state, double* to, const double* from,
+void keep_at_spike(Stream& stream, const StepState* state, const SpikeKeep& keep) {
+    TRAIN_GPT_ON_CUDA(stream.device, keep_at_spike(stream, state, keep));
+    if (state->spike) std::copy_n(keep.from, keep.n, keep.to + state->spikes % 2 * keep.stride);
+}
+
+void keep_if_taken(Stream& stream, const StepState* state, double* to, const double* from,
                    int64_t n) {
-    TRAIN_GPT_ON_CUDA(stream.device, keep_at_spike(stream, state, to, from, n));
-    if (state->spike) std::copy_n(from, n, to);
+    TRAIN_GPT_ON_CUDA(stream.device, keep_if_taken(stream, state, to, from, n));
+    if (state->taken) std::copy_n(from, n, to);
 }
 
 }  // namespace train_gpt

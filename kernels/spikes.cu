@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(SpikeHistory::steps) watch_step(const SpikeWat
     const double loss = watch.scale * *watch.loss, norm = static_cast<double>(state.norm);
     const Statistics of_loss = statistics(history.losses), of_norm = statistics(history.norms);
     if (threadIdx.x > 0) return;
-    state.spike = state.skip = 0;
+    state.spike = state.skip = state.taken = 0;
     state.spikes = history.spikes;
     if (state.stop || state.overflow || !isfinite(loss) || !isfinite(norm)) return;
     double loss_bound = loss, norm_bound = norm;
@@ -49,19 +49,27 @@ __global__ void __launch_bounds__(SpikeHistory::steps) watch_step(const SpikeWat
     const int64_t place = history.count++ % SpikeHistory::steps;
     history.losses[place] = fmin(loss, loss_bound);
     history.norms[place] = fmin(norm, norm_bound);
+    state.taken = 1;
     if (loss <= loss_bound && norm <= norm_bound) return;
-    history.loss_mean = of_loss.mean, history.loss_sigma = of_loss.sigma;
-    history.norm_mean = of_norm.mean, history.norm_sigma = of_norm.sigma;
     state.spikes = ++history.spikes;
+    history.before[state.spikes % 2] = {of_loss.mean, of_loss.sigma, of_norm.mean, of_norm.sigma};
     state.spike = 1;
     state.skip = watch.skips ? 1 : 0;
 }
 
 __global__ void __launch_bounds__(threads)
-    keep(const StepState* state, double* to, const double* from, int64_t n) {
+    keep_spike(const StepState* state, const SpikeKeep keep) {
     const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x;
-    if (i < n && state->spike) to[i] = from[i];
+    if (i < keep.n && state->spike) keep.to[state->spikes % 2 * keep.stride + i] = keep.from[i];
 }
+
+__global__ void __launch_bounds__(threads)
+    keep_taken(const StepState* state, double* to, const double* from, int64_t n) {
+    const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x;
+    if (i < n && state->taken) to[i] = from[i];
+}
+
+unsigned blocks_of(int64_t n) { return static_cast<unsigned>(ceil_div(n, int64_t{threads})); }
 
 }  // namespace
 
@@ -70,11 +78,16 @@ void watch_for_spike(Stream& stream, const SpikeWatch& watch) {
     CUDA_CHECK_LAUNCH();
 }
 
-void keep_at_spike(Stream& stream, const StepState* state, double* to, const double* from,
+void keep_at_spike(Stream& stream, const StepState* state, const SpikeKeep& keep) {
+    if (keep.n == 0) return;
+    keep_spike<<<blocks_of(keep.n), threads, 0, stream_of(stream)>>>(state, keep);
+    CUDA_CHECK_LAUNCH();
+}
+
+void keep_if_taken(Stream& stream, const StepState* state, double* to, const double* from,
                    int64_t n) {
     if (n == 0) return;
-    keep<<<static_cast<unsigned>(ceil_div(n, int64_t{threads})), threads, 0, stream_of(stream)>>>(
-        state, to, from, n);
+    keep_taken<<<blocks_of(n), threads, 0, stream_of(stream)>>>(state, to, from, n);
     CUDA_CHECK_LAUNCH();
 }
 

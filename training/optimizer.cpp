@@ -61,7 +61,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions 
     state_ = static_cast<StepState*>(arena.take(sizeof(StepState), Purpose::workspaces));
     history_ = static_cast<SpikeHistory*>(arena.take(sizeof(SpikeHistory), Purpose::workspaces));
     squares_before_ = doubles(tensors_);
-    kept_squares_ = doubles(2 * tensors_);
+    kept_squares_ = doubles(4 * tensors_);
     if (arena.is_counting()) return;
 
     const std::vector<double> zeros(static_cast<size_t>(n));
@@ -141,9 +141,13 @@ void Optimizer::watch_step(Stream& stream, float scale) {
                              .loss = sums_,
                              .scale = double{scale},
                              .skips = skips_spikes_});
-    keep_at_spike(stream, state_, kept_squares_, squares, tensors_);
-    keep_at_spike(stream, state_, kept_squares_ + tensors_, squares_before_, tensors_);
-    copy(stream, squares_before_, squares, static_cast<size_t>(tensors_) * sizeof(double));
+    const int64_t stride = 2 * tensors_;
+    keep_at_spike(stream, state_,
+                  {.to = kept_squares_, .stride = stride, .from = squares, .n = tensors_});
+    keep_at_spike(
+        stream, state_,
+        {.to = kept_squares_ + tensors_, .stride = stride, .from = squares_before_, .n = tensors_});
+    keep_if_taken(stream, state_, squares_before_, squares, tensors_);
 }
 
 SpikeHistory Optimizer::spike_history() const {
@@ -156,10 +160,11 @@ void Optimizer::set_spike_history(const SpikeHistory& history) {
     copy_now(device_, history_, &history, sizeof history);
 }
 
-Optimizer::Growth Optimizer::grown_most() const {
+Optimizer::Growth Optimizer::grown_most(int64_t spike) const {
     const auto n = static_cast<size_t>(tensors_);
     std::vector<double> kept(2 * n);
-    copy_now(device_, kept.data(), kept_squares_, kept.size() * sizeof(double));
+    copy_now(device_, kept.data(), kept_squares_ + spike % 2 * 2 * tensors_,
+             kept.size() * sizeof(double));
     Growth most;
     for (size_t i = 0; i < n; ++i)
         if (const double factor = std::sqrt(kept[i] / kept[n + i]);

@@ -61,12 +61,14 @@ class Optimizer {
     /// These wait for all work on the device.
     SpikeHistory spike_history() const;
     void set_spike_history(const SpikeHistory& history);
-    /// At a spike, the tensor whose norm has grown most since the step before, and by what factor.
+    /// At one of the last two spikes, counted from 1, the tensor whose norm has grown most since
+    /// the last step that was neither computed again nor stopped the run, and by what factor.
+    /// Without such a step, as right after a resume, no tensor.
     struct Growth {
         std::string tensor;
         double factor = 1;
     };
-    Growth grown_most() const;
+    Growth grown_most(int64_t spike) const;
     /// After all work on the device: the step whose sums have overflowed can be computed again.
     void clear_overflow();
     /// The name of the first parameter whose gradient was not finite.
@@ -100,7 +102,8 @@ class Optimizer {
     StepState* state_ = nullptr;
     SpikeHistory* history_ = nullptr;
     bool skips_spikes_;
-    // Sums of squares [tensors_] of the step before; and of the last spike, and before it.
+    // Sums of squares [tensors_] of the step before; and [2, 2, tensors_] of the last two spikes
+    // and before them.
     double *squares_before_ = nullptr, *kept_squares_ = nullptr;
 };
 

@@ -76,13 +76,13 @@ bool Run::goes_on() {
 
 void Run::begin_step() {
     Trainer& trainer = start_.trainer;
-    if (parts_.profile.starts_before(step_ - first_step_)) {
+    // A step may come again, after which it is another one that begins.
+    if (parts_.profile.starts_before(step_ - first_step_) ||
+        parts_.trace.starts_before(step_ - first_step_))
         settle(true);
-        parts_.profile.start(trainer.stream);
-    }
     const int64_t step_of_process = step_ - first_step_;
+    if (parts_.profile.starts_before(step_of_process)) parts_.profile.start(trainer.stream);
     if (parts_.trace.starts_before(step_of_process)) {
-        settle(true);
         parts_.trace.start(trainer.stream, step_ + 1, world());
     }
     parts_.trace.begin_step(trainer.stream, step_ + 1, step_of_process);

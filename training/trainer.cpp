@@ -75,7 +75,6 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
       evaluation_batch(arena, model.batch_shape()),
       outcomes(arena),
       clock(arena.device()),
-      most_micro_batches_(pipeline_shape(shape).micro_batches),
       counts_losses_(model.ends_model() && shape.mesh.at(Axis::tensor, rank) == 0),
       sources_(static_cast<int>(shape.config.data.train.size())),
       reserved_sms_(shape.mesh.size({Axis::data, Axis::context}) > 1
@@ -91,9 +90,9 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
     if (!arena.is_counting()) *stop_request_ = 0;
-    const size_t bytes = static_cast<size_t>(most_micro_batches_) * sizeof(double);
+    const size_t bytes = kept_micro_batches * sizeof(double);
     losses_ = static_cast<double*>(arena.take(bytes, Purpose::workspaces));
-    kept_losses_ = static_cast<double*>(arena.take(bytes, Purpose::workspaces));
+    kept_losses_ = static_cast<double*>(arena.take(2 * bytes, Purpose::workspaces));
     loader_memory =
         arena.take(TrainLoader::buffer_bytes(loader_options(shape.config, shape.mesh, rank)),
                    Purpose::staging);
@@ -149,7 +148,8 @@ void Trainer::add_losses(const TokenBatch& batch, int micro_batch) {
     const float* const losses = model.last_stage().losses();
     const bool exact = parameters.sharding().is_exact();
     const int64_t n = model.batch_shape().tokens_of_rank();
-    accumulate_loss(stream, losses_ + micro_batch, losses, n, false, exact);
+    if (micro_batch < kept_micro_batches)
+        accumulate_loss(stream, losses_ + micro_batch, losses, n, false, exact);
     accumulate_loss(stream, &sums()->loss, losses, n, !first, exact);
     if (sources_ > 1 && batch.sources)  // there are none before the first batch
         accumulate_loss_by_source(stream, {.totals = sums()->loss_of_source,
@@ -169,14 +169,19 @@ void Trainer::update(const AdamWStep& args, float scale, float clip) {
     const StepClock::Interval interval(&clock, stream, StepPhase::optimizer);
     optimizer.update(stream, args, scale, clip);
     if (counts_losses_)
-        keep_at_spike(stream, optimizer.state_on_device(), kept_losses_, losses_, micro_batches_);
+        keep_at_spike(stream, optimizer.state_on_device(),
+                      {.to = kept_losses_,
+                       .stride = kept_micro_batches,
+                       .from = losses_,
+                       .n = micro_batches_with_losses()});
     outcomes.push(stream, optimizer);
 }
 
-std::vector<double> Trainer::losses_at_spike() const {
+std::vector<double> Trainer::losses_at_spike(int64_t spike) const {
     if (!counts_losses_) return {};
-    std::vector<double> losses(static_cast<size_t>(micro_batches_));
-    copy_now(stream.device, losses.data(), kept_losses_, losses.size() * sizeof(double));
+    std::vector<double> losses(static_cast<size_t>(micro_batches_with_losses()));
+    copy_now(stream.device, losses.data(), kept_losses_ + spike % 2 * kept_micro_batches,
+             losses.size() * sizeof(double));
     return losses;
 }
 
@@ -215,7 +220,7 @@ void Trainer::warm_up() {
         parameters.gradients.begin_step(2, 2);
         for (int i = 0; i < 2; ++i) {
             model.warm_up(stream, batch, exchanges ? reserved_sms_ : 0);
-            if (counts_losses_) add_losses(batch, std::min(i, most_micro_batches_ - 1));
+            if (counts_losses_) add_losses(batch, i);
         }
     }
     const std::vector<int32_t> prompt{token(), token()};

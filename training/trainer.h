@@ -1,6 +1,7 @@
 // Everything that a training run holds in memory, taken from one arena in a fixed order. A Trainer
 // over a counting arena is the plan of the run; a Trainer over a real arena is the run.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -73,8 +74,9 @@ struct Trainer {
     /// Executes an action. Losses of micro-batches are added to the step's. Of a micro-batch that
     /// only other ranks have, it takes part in what the ranks exchange.
     void execute(const PipelineAction& action);
-    /// After a spike: the losses of this rank's micro-batches in it; none on ranks without losses.
-    std::vector<double> losses_at_spike() const;
+    /// After one of the last two spikes, counted from 1: the losses of this rank's micro-batches in
+    /// it; none on ranks without losses.
+    std::vector<double> losses_at_spike(int64_t spike) const;
     /// The update after a step's micro-batches.
     void update(const AdamWStep& args, float scale, float clip);
 
@@ -112,13 +114,15 @@ struct Trainer {
         return batches_[static_cast<size_t>(micro_batch) % batches_.size()];
     }
     void add_losses(const TokenBatch& batch, int micro_batch);
+    int micro_batches_with_losses() const { return std::min(micro_batches_, kept_micro_batches); }
 
     std::optional<Generator> cached_generator_;
     std::optional<PassGenerator> pass_generator_;
     double* stop_request_ = nullptr;  // in host memory
-    // The sum of the losses of each of this rank's micro-batches; and of those of the last spike.
+    /// A rank's micro-batches of a step whose losses are kept at a spike: the first ones.
+    static constexpr int kept_micro_batches = 4096;
+    // The sum of the losses of each micro-batch; and [2] of those of the last two spikes.
     double *losses_ = nullptr, *kept_losses_ = nullptr;
-    int most_micro_batches_;  // that a rank has in a step
     bool counts_losses_;               // of the ranks that compute the same losses, the first one
     int sources_;                      // of training data
     int reserved_sms_;                 // by products while ranks exchange gradients

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "training/config/config_checks.h"
 #include "training/config/feeding.h"
+#include "training/config/layout.h"
 
 namespace train_gpt {
 
@@ -105,6 +106,12 @@ std::vector<int> possible_micro_batches(const Config& config, const Device& devi
     const int given = config.batch.micro_batch;
     const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
     std::vector<int> possible = feeding_micro_batches(config, most_tokens(device), ranks);
+    if (config.parallel.sums == GradientSums::exact && given == 0)
+        std::erase_if(possible, [&](int B) {
+            Config with = config;
+            with.batch.micro_batch = B;
+            return !contributions_problem(with).empty();
+        });
     if (!possible.empty()) return possible;
     const int64_t B = std::max(given, 1);
     if (sequences / B < ranks) throw too_few_micro_batches(config, ranks);
