@@ -200,8 +200,8 @@ TEST_CASE("ranks resume from checkpoints of any number of ranks at any stage", "
     // Each lists what its ranks wrote, and holds nothing else.
     for (const auto& [saved, files] : {std::pair{4, 1}, {8, 3}, {12, 1}, {16, 4}, {20, 1}}) {
         const fs::path checkpoint = fs::path(chain) / step_folder(saved);
-        std::set<std::string> wanted{"choices.json", "config.json", "model.safetensors",
-                                     "position.json", "train_gpt.json"};
+        std::set<std::string> wanted{"choices.json",  "config.json", "model.safetensors",
+                                     "position.json", "spikes.json", "train_gpt.json"};
         for (int i = 0; i < files; ++i) {
             char name[64];
             std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors", i, files);
