@@ -106,8 +106,10 @@ Arguments drawn_lines(const std::string& screen) {
     for (size_t i = 0; i < screen.size(); ++i) {
         if (screen.compare(i, erase.size(), erase) == 0)
             i += erase.size() - 1;
-        else if (screen[i] == '\r' || screen[i] == '\n')
+        else if (screen[i] == '\r')
             lines.emplace_back();
+        else if (screen[i] == '\n')
+            lines.back().clear();
         else
             lines.back() += screen[i];
     }

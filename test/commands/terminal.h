@@ -43,8 +43,9 @@ class TerminalProcess {
     std::string screen_;
 };
 
-/// The lines of a screen in the order in which they were drawn over each other, without the
-/// sequences that erase.
+/// The lines of a screen that were drawn over each other, in their order, without the sequences
+/// that erase. Messages between them, such as one about a spike of the loss, end with a new line
+/// and are left out.
 Arguments drawn_lines(const std::string& screen);
 
 }  // namespace train_gpt

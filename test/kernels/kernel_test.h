@@ -1,6 +1,7 @@
 // What the tests of kernels share: the device they run on, tensors that own their memory and start
 // poisoned, a stream, and error bounds that follow from the dtype.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -128,10 +129,13 @@ class Errors {
     }
     /// Our errors may be at most 2.5 times the plain ones, both in the root mean square and in the
     /// worst element, plus one rounding of bf16 or four of fp32 (twice that in the worst element),
-    /// because short sums may be exact. A NaN fails.
-    void check(const std::string& what, DType dtype) const {
+    /// because short sums may be exact. Tensor cores cut their sums off where additions round
+    /// them, so `cut_off` such sums, one after the other, may add half a unit in the last place
+    /// each. A NaN fails.
+    void check(const std::string& what, DType dtype, int64_t cut_off = 0) const {
         const double n = static_cast<double>(std::max<size_t>(count_, 1));
-        const double rounding = dtype == DType::bf16 ? 0x1p-9 : 0x1p-22;
+        const double rounding =
+            (dtype == DType::bf16 ? 0x1p-9 : 0x1p-22) + static_cast<double>(cut_off) * 0x1p-24;
         CAPTURE(what, name_of(dtype), count_, ours_worst_, plain_worst_, largest_);
         CHECK(finite_);
         CHECK(std::sqrt(ours_sum_ / n) <=
@@ -148,10 +152,11 @@ class Errors {
 
 /// Judges results of many elements.
 inline void check_accuracy(const std::string& what, DType dtype, const std::vector<double>& ours,
-                           const std::vector<double>& plain, const std::vector<double>& reference) {
+                           const std::vector<double>& plain, const std::vector<double>& reference,
+                           int64_t cut_off = 0) {
     Errors errors;
     errors.add(ours, plain, reference);
-    errors.check(what, dtype);
+    errors.check(what, dtype, cut_off);
 }
 
 /// Judges the results of several problems. The plain errors of a result with few elements may all
@@ -164,16 +169,24 @@ class Accuracy {
     Accuracy& operator=(const Accuracy&) = delete;
     ~Accuracy() noexcept(false) {  // with Catch2's -a, a failed CHECK throws
         if (std::uncaught_exceptions() > 0) return;
-        for (const auto& [of, errors] : all_) errors.check("all " + of.first, of.second);
+        for (const auto& [of, found] : all_)
+            found.errors.check("all " + of.first, of.second, found.cut_off);
     }
     void check(const std::string& what, DType dtype, const std::vector<double>& ours,
-               const std::vector<double>& plain, const std::vector<double>& reference) {
-        all_[{what, dtype}].add(ours, plain, reference);
-        if (reference.size() >= 64) check_accuracy(what, dtype, ours, plain, reference);
+               const std::vector<double>& plain, const std::vector<double>& reference,
+               int64_t cut_off = 0) {
+        All& all = all_[{what, dtype}];
+        all.errors.add(ours, plain, reference);
+        all.cut_off = std::max(all.cut_off, cut_off);
+        if (reference.size() >= 64) check_accuracy(what, dtype, ours, plain, reference, cut_off);
     }
 
   private:
-    std::map<std::pair<std::string, DType>, Errors> all_;
+    struct All {
+        Errors errors;
+        int64_t cut_off = 0;
+    };
+    std::map<std::pair<std::string, DType>, All> all_;
 };
 
 /// run() returns the bytes of all results. They must be the same with teams of 1, 2, 3 and 7

@@ -272,14 +272,17 @@ TEST_CASE("a linear layer gives the same bits when it is run again", "[cuda]") {
         for (DType dtype : {DType::fp32, DType::bf16}) {
             const Layer p(dtype, random_int(1, 300), random_int(1, 300), random_int(1, 300));
             CAPTURE(name, name_of(dtype), p.M, p.N, p.K);
+            std::string choices;  // made by timing, which may decide otherwise in the next run
             const auto run = [&] {
                 TestStream stream(p.scratch_bytes(settings), settings);
+                if (!choices.empty()) set_kernel_choices(stream, choices);
                 const Buffer out(dtype, {p.M, p.N}), preact(dtype, {p.M, p.N}),
                     dx(dtype, {p.M, p.K});
                 const Buffer dw(DType::fp32, {p.N, p.K}), db(DType::fp32, {p.N});
                 linear_forward(stream, {out, p.x, p.w, p.bias, {}, preact});
                 linear_backward_input(stream, {dx, p.dy, p.w, p.input_preact});
                 linear_backward_weight(stream, {dw.sink(false), p.x, p.dy, db.sink(false)});
+                choices = kernel_choices(stream);
                 return out.bytes() + preact.bytes() + dx.bytes() + dw.bytes() + db.bytes();
             };
             const std::string first = run();
@@ -330,7 +333,10 @@ TEST_CASE("scratch for M rows serves every smaller number of rows", "[cuda]") {
                 linear_backward_weight(stream, {dw.sink(false), p.x, p.dy});
                 const Values exact = p.backward_weight<double>();
                 const Values plain = p.backward_weight<float>();
-                accuracy.check("dw", DType::fp32, dw.values(), plain, exact);
+                // A tensor core adds 16 products at a time to its sum.
+                const int64_t cut_off =
+                    test_device().is_cuda() && dtype == DType::bf16 ? (M + 15) / 16 : 0;
+                accuracy.check("dw", DType::fp32, dw.values(), plain, exact, cut_off);
             }
         }
     }
