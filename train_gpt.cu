@@ -173,6 +173,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     Config config = given;
     config.batch.micro_batch = decided.micro_batch;
     config.parallel.zero = decided.zero;
+    config.parallel.sums = decided.sums;
     const double peak_flops =
         decided.peak_flops > 0 ? decided.peak_flops
                                : measure_peak_flops(device, decided.dtype, kernel_settings(given));

@@ -63,8 +63,11 @@ void round_and_add(Stream& stream, std::span<const ExactSegment> segments) {
         const uint32_t largest = largest_bits(g, count);
         segment.maxima[first / norm_block] += grid_units(std::bit_cast<float>(largest), inverse);
         if (largest >= infinity_bits) {
-#pragma omp atomic
-            *segment.not_finite += 1;
+#pragma omp critical
+            {
+                *segment.not_finite += 1;
+                *segment.first_not_finite = std::min(*segment.first_not_finite, segment.number);
+            }
         }
         int32_t* const sums = segment.sums + first;
         const int64_t lost = segment.accumulate ? round_block<true>(sums, g, count, inverse)
@@ -79,7 +82,10 @@ void count_largest(Stream& stream, const LargestRow& row) {
     const float largest = std::bit_cast<float>(*row.largest);
     const int64_t units = grid_units(largest, power_of_two(-*row.exponent));
     for (int64_t b = 0; b < row.blocks; ++b) row.maxima[b] += units;
-    if (*row.largest >= infinity_bits) ++*row.not_finite;
+    if (*row.largest >= infinity_bits) {
+        ++*row.not_finite;
+        *row.first_not_finite = std::min(*row.first_not_finite, row.number);
+    }
     *row.largest = 0;
 }
 

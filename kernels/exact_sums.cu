@@ -31,6 +31,10 @@ __device__ __forceinline__ void atomic_add(int64_t* to, int64_t value) {
     atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 }
 
+__device__ __forceinline__ void atomic_min(int64_t* to, int64_t value) {
+    atomicMin(reinterpret_cast<long long*>(to), static_cast<long long>(value));
+}
+
 /// Reads a micro-batch's gradient once; reads sums, if they are added to, and writes them.
 __global__ void __launch_bounds__(threads)
     round_gradients(const __grid_constant__ Group<ExactSegment> group) {
@@ -73,7 +77,9 @@ __global__ void __launch_bounds__(threads)
     largest = block_max(largest, shared);
     if (thread > 0) return;
     segment.maxima[block] += grid_units(__uint_as_float(largest), inverse);
-    if (largest >= infinity_bits) atomic_add(segment.not_finite, 1);
+    if (largest < infinity_bits) return;
+    atomic_add(segment.not_finite, 1);
+    atomic_min(segment.first_not_finite, segment.number);
 }
 
 __global__ void __launch_bounds__(threads)
@@ -96,7 +102,9 @@ __global__ void __launch_bounds__(threads) add_largest(const LargestRow row) {
     const int64_t all = int64_t{gridDim.x} * threads;
     const int64_t first = int64_t{blockIdx.x} * threads + threadIdx.x;
     for (int64_t b = first; b < row.blocks; b += all) row.maxima[b] += units;
-    if (first == 0 && bits >= infinity_bits) *row.not_finite += 1;
+    if (first != 0 || bits < infinity_bits) return;
+    *row.not_finite += 1;
+    atomic_min(row.first_not_finite, row.number);
 }
 
 __global__ void __launch_bounds__(threads)

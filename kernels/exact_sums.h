@@ -27,8 +27,10 @@ struct ExactSegment {
     const int32_t* exponents = nullptr;  // E [blocks]
     int64_t* maxima = nullptr;           // S [blocks]; each call adds to them
     int64_t* not_finite = nullptr;  // of the tensor: each call adds the blocks with NaN or ±∞
-    int64_t* lost = nullptr;        // each call adds the elements with g ≠ 0 and q = 0
-    bool accumulate = false;        // sums are added to, instead of overwritten
+    // The least number of a call with such blocks, and this call's number.
+    int64_t *first_not_finite = nullptr, number = 0;
+    int64_t* lost = nullptr;  // each call adds the elements with g ≠ 0 and q = 0
+    bool accumulate = false;  // sums are added to, instead of overwritten
 };
 /// sums = q, or sums + q modulo 2^32. q of an element that is not finite is undefined, and so are
 /// the sums of a block with S ≥ 2^31. One pass over memory.
@@ -43,13 +45,15 @@ struct ExactRows {
     bool looks_only = false;  // the kernel finds the largest |g|, and leaves the sums as they are
 };
 /// After such a kernel: S of each of the tensor's `blocks` blocks grows by min(⌈g / 2^E⌉, 2^40)
-/// with the largest g; if g is not finite, not_finite grows by 1. `largest` becomes 0.
+/// with the largest g; if g is not finite, not_finite grows by 1, and first_not_finite is this call's
+/// number if that is less. `largest` becomes 0.
 struct LargestRow {
     uint32_t* largest = nullptr;
     const int32_t* exponent = nullptr;
     int64_t* maxima = nullptr;
     int64_t blocks = 0;
     int64_t* not_finite = nullptr;
+    int64_t *first_not_finite = nullptr, number = 0;
 };
 void count_largest(Stream& stream, const LargestRow& row);
 

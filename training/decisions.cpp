@@ -30,6 +30,15 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
     return {};
 }
 
+Config with_kept_sums(Config config, const Choices& kept) {
+    auto& sums = config.parallel.sums;
+    if (!sums.is_auto()) return config;
+    const bool began_earlier = !kept.recompute.empty() || !list_checkpoints(config.run_dir).empty();
+    if (began_earlier && kept.sums != GradientSums::exact)
+        sums = kept.sums.value_or(GradientSums::fp32);
+    return config;
+}
+
 namespace {
 
 std::vector<int> micro_batches_of(const RunShape& shape, const Device& device) {
@@ -78,7 +87,9 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
         return to_json(choices_of.empty() ? kept_choices(config.run_dir)
                                           : given_choices(choices_of));
     }));
-    const RunShape shape(config, spec, decided.dtype, Recompute::none, world.size());
+    const RunShape shape(with_kept_sums(config, decided.kept), spec, decided.dtype, Recompute::none,
+                         world.size());
+    decided.sums = sums_of(shape.config);
     first_for_all(world, [&]() -> std::string {
         // An Error where the model cannot be split, or a step feeds too few ranks.
         registry_of_rank(shape, 0);
@@ -116,6 +127,7 @@ Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& 
         return to_json(Choices{.micro_batch = decided.micro_batch,
                                .recompute = name_of(decided.recompute),
                                .zero = decided.zero,
+                               .sums = decided.sums,
                                .platform = platform,
                                .kernels = kernel_choices(stream)});
     }));

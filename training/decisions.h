@@ -26,10 +26,15 @@ struct Decisions {
     Recompute recompute = Recompute::none;
     int micro_batch = 0;
     int zero = 1;
+    GradientSums sums = GradientSums::exact;
     // If `zero` was chosen by them: bytes per second along the data axis, and FLOP/s of products.
     double link = 0, peak_flops = 0;
     Choices kept;  // given choices, else kept_choices()
 };
+/// The configuration of a run with these kept choices: where parallel.sums is "auto", sums are as
+/// they were before, if that is possible. Earlier versions, which kept no such choice, used fp32.
+Config with_kept_sums(Config config, const Choices& kept);
+
 /// Makes these decisions. All ranks call it. It does the mesh's first collectives
 /// (parallel/first_collectives.h) before it looks how much memory is available. choices_of: a run
 /// or a checkpoint whose choices are taken instead of the run's own; empty: none.

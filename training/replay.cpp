@@ -19,6 +19,7 @@
 #include "training/config/config_checks.h"
 #include "training/config/config_parser.h"
 #include "training/files/checkpoint.h"
+#include "training/decisions.h"
 #include "training/files/kept_choices.h"
 #include "training/files/run_folder.h"
 #include "training/plan/plan.h"
@@ -254,6 +255,7 @@ std::string describe_memory(const Replay& replay, const std::string& choices_of,
     if (config.precision.recompute.is_auto() && !choices.recompute.empty())
         config.precision.recompute = recompute_from(choices.recompute);
     if (!config.parallel.zero) config.parallel.zero = choices.zero;
+    config = with_kept_sums(config, choices);
     const PlanReport plan = plan_report(config, device, ranks);
     if (!plan.problem.empty()) throw Error(plan.problem);
     return concat(format_bytes(plan.bytes), " of ", format_bytes(plan.available),

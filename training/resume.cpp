@@ -111,15 +111,21 @@ std::string note_on_choices(const Config& config, const Choices& kept, const Cho
         config.batch.micro_batch == 0 && chosen.micro_batch != kept.micro_batch;
     const bool other_level =
         config.precision.recompute.is_auto() && chosen.recompute != kept.recompute;
+    const bool other_sums = config.parallel.sums.is_auto() && kept.sums && chosen.sums != kept.sums;
     const bool other_stage = !config.parallel.zero && kept.zero && chosen.zero != kept.zero;
-    if (!other_batch && !other_level && !other_stage) return "";
+    if (!other_batch && !other_level && !other_stage && !other_sums) return "";
     const auto stage = [&](const char* before, const Choices& choices) {
         return other_stage ? concat(before, *choices.zero) : "";
     };
+    const auto sums = [&](const char* before, const Choices& choices) {
+        return other_sums ? concat(before, OneOf<std::optional<GradientSums>>(choices.sums).word())
+                          : "";
+    };
     return concat("note: the run had chosen batch.micro_batch=", kept.micro_batch,
                   " and precision.recompute=", kept.recompute, stage(" and parallel.zero=", kept),
-                  ", which is not possible here; it now uses ", chosen.micro_batch, " and ",
-                  chosen.recompute, stage(" and ", chosen),
+                  sums(" and parallel.sums=", kept), ", which is not possible here; it now uses ",
+                  chosen.micro_batch, " and ", chosen.recompute, stage(" and ", chosen),
+                  sums(" and ", chosen),
                   "; the samples stay the same, but their gradients are added in another order");
 }
 

@@ -364,6 +364,22 @@ std::string Run::why_it_ended() const {
     return interrupted() ? interrupted() : "a signal to another rank";
 }
 
+/// ", in micro-batch 3 of 8, on rank 1": the step's first micro-batch whose gradient was not finite;
+/// empty if sums are not exact.
+std::string Run::where_not_finite() const {
+    const std::vector<std::string> of_ranks = together(world(), [&] {
+        const std::optional<int> own = start_.trainer.parameters.gradients.first_not_finite();
+        return own ? std::to_string(parts_.loader.first_micro_batch() + *own) : std::string();
+    });
+    std::optional<std::pair<int, size_t>> first;
+    for (size_t rank = 0; rank < of_ranks.size(); ++rank)
+        if (const std::string& found = of_ranks[rank]; !found.empty())
+            if (const std::pair here(std::stoi(found), rank); !first || here < *first) first = here;
+    if (!first) return "";
+    return concat(", in micro-batch ", first->first + 1, " of ",
+                  start_.config.micro_batches_per_step(), ", on rank ", first->second);
+}
+
 int Run::finish() {
     require_folder();
     parts_.trace.finish(world(), reports_.progress);  // if the run ends before it does
@@ -378,8 +394,8 @@ int Run::finish() {
     const std::string saved = checkpoints_.describe_saved(step_, trouble);
     if (ending_ == Ending::not_finite)
         throw SharedError("the gradient of step ", step_ + 1, " is not finite (first in ",
-                          bad_parameter_, "), so its update was not applied; ", saved,
-                          checkpoints_.describe_sane(step_));
+                          bad_parameter_, where_not_finite(), "), so its update was not applied; ",
+                          saved, checkpoints_.describe_sane(step_));
     checkpoints_.end_losses();
     if (damage) throw SharedError(damage->message, "; ", saved);
     if (!trouble.empty()) throw SharedError(trouble);

@@ -103,6 +103,8 @@ class Run {
     /// Why no further step follows; it determines the exit code.
     enum class Ending { finished, stopped, interrupted, out_of_time, not_finite, damaged_data };
 
+    std::string where_not_finite() const;
+
     const World& world() const { return start_.mesh.world(); }
     bool first_rank() const { return world().rank() == 0; }
     int ranks() const { return world().size(); }

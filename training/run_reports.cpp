@@ -42,6 +42,18 @@ std::string describe_stage(const RunStart& start) {
                       : "since no other rank has a part of the state");
 }
 
+/// Why gradients are not added exactly, in a new run that may choose; empty if they are.
+std::string note_on_sums(const RunStart& start) {
+    if (!start.given.parallel.sums.is_auto() || start.resumes ||
+        start.config.parallel.sums == GradientSums::exact)
+        return "";
+    return concat("parallel.sums: fp32, since ",
+                  start.config.parallel.reserved_sms > 0
+                      ? "products depend on the number of ranks with parallel.reserved_sms"
+                      : "a step may have more micro-batches than exact sums allow",
+                  "; the last bits depend on the number of ranks");
+}
+
 }  // namespace
 
 std::string note_on_bits(bool deterministic, const AttentionUse& attention) {
@@ -59,6 +71,7 @@ void announce(const RunStart& start, Progress& progress) {
         !start.resumes && !note.empty())
         progress.say("note: " + note);
     if (!start.given.parallel.zero) progress.say(describe_stage(start));
+    if (const std::string note = note_on_sums(start); !note.empty()) progress.say(note);
     if (start.trainer.stream.device.is_cuda())
         progress.say("attention: " + start.attention.explained());
     if (const std::string note = note_on_bits(start.config.kernels.deterministic, start.attention);

@@ -18,6 +18,7 @@ Gradients::Gradients(const ParameterBuffers& buffers, Grids* grids)
       written_(buffers.parameters().size()),
       summed_(written_.size()),
       ready_(buckets().size()),
+      ready_of_unit_(static_cast<size_t>(buffers.units())),
       being_written_(buckets().size()) {
     for (const GradientSum& sum :
          gradient_sums(buffers.layout(), buffers.parameters(), buffers.sharding()))
@@ -52,6 +53,8 @@ void Gradients::begin_step(int micro_batches, int most) {
     std::fill(written_.begin(), written_.end(), false);
     std::fill(summed_.begin(), summed_.end(), false);
     std::fill(ready_.begin(), ready_.end(), 0);
+    std::fill(ready_of_unit_.begin(), ready_of_unit_.end(), 0);
+    ++steps_;
     std::fill(being_written_.begin(), being_written_.end(), false);
 }
 
@@ -100,7 +103,7 @@ void Gradients::end_contribution(Stream& stream, int unit) {
     for (const int i : of_unit_[static_cast<size_t>(unit)]) {
         const auto place = static_cast<size_t>(i);
         if (has_rows_ == i) {
-            if (!looks_only_) count_largest(stream, grids_->largest_row_of(i));
+            if (!looks_only_) count_largest(stream, grids_->largest_row_of(i, number_of(unit)));
             has_rows_.reset();
         }
         if (!written_[place]) continue;
@@ -109,15 +112,22 @@ void Gradients::end_contribution(Stream& stream, int unit) {
             looked_at.push_back(grids_->largest_of(i));
             continue;
         }
-        rounded.push_back(grids_->rounded(i, summed_[place]));
+        rounded.push_back(grids_->rounded(i, summed_[place], number_of(unit)));
         summed_[place] = true;
     }
     if (!rounded.empty()) round_and_add(stream, rounded);
     if (!looked_at.empty()) block_maxima(stream, looked_at);
 }
 
+std::optional<int> Gradients::first_not_finite() const {
+    const std::optional<int64_t> number = grids_ ? grids_->first_not_finite() : std::nullopt;
+    if (!number) return {};
+    return static_cast<int>(*number % most_micro_batches);
+}
+
 void Gradients::ready(Stream& stream, int unit) {
     end_contribution(stream, unit);
+    ++ready_of_unit_[static_cast<size_t>(unit)];
     for (const int i : of_unit_[static_cast<size_t>(unit)]) {
         if (stand_alone()) written_[static_cast<size_t>(i)] = false;
         if (reduces_each()) summed_[static_cast<size_t>(i)] = false;

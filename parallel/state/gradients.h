@@ -69,11 +69,16 @@ class Gradients {
     void when_summed(std::function<void(Stream&, size_t bucket)> work) {
         when_summed_ = std::move(work);
     }
+    /// With exact sums: this rank's first micro-batch, in the order of its steps, with a gradient that
+    /// was not finite, counted from 0 in its step. After all work on the device.
+    std::optional<int> first_not_finite() const;
     /// After this, work on the stream finds the step's sums over all ranks in the buffers' pieces,
     /// and what when_summed() was given has been called for every bucket.
     void finish(Stream& stream);
 
   private:
+    static constexpr int64_t most_micro_batches = int64_t{1} << 31;
+
     const std::vector<Bucket>& buckets() const { return buffers_.layout().buckets(); }
     void make_room(Stream& stream, int unit);
     void add_over_tensor(Stream& stream, size_t bucket);
@@ -84,6 +89,10 @@ class Gradients {
     bool completes_late(size_t bucket) const { return ends_sum_ && ends_sum_->has(bucket); }
     /// How often units of a bucket become ready in a micro-batch, and in a step.
     int units_of(size_t b) const { return buckets()[b].last_unit - buckets()[b].first_unit + 1; }
+    /// Of what a unit writes now; a later step's is greater.
+    int64_t number_of(int unit) const {
+        return steps_ * most_micro_batches + ready_of_unit_[static_cast<size_t>(unit)];
+    }
     int all_of(size_t b) const { return micro_batches_ * units_of(b); }
     // What is waited for each by itself: each bucket's sums over shards and replicas, and the sum
     // over the pipeline's ends.
@@ -112,6 +121,8 @@ class Gradients {
     std::optional<int> has_rows_;
     ExactRows rows_;
     std::vector<int> ready_;  // of each bucket: how often its units became ready in this step
+    std::vector<int> ready_of_unit_;
+    int64_t steps_ = 0;
     int micro_batches_ = 1;
     // Where ranks reduce in each micro-batch, of each bucket: its gradients are being written; and
     // of each turn, the bucket that was last.

@@ -1,6 +1,7 @@
 #include "parallel/state/grids.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "device/copy.h"
 
@@ -46,6 +47,7 @@ Grids::Grids(Arena& arena, const ParameterBuffers& buffers, const std::vector<Pa
     take(sums_, sums);
     take(largest_row_, 1);
     take(stale_, 1);
+    take(first_not_finite_, 1);
     if (arena.is_counting()) return;
 
     // A warm-up rounds gradients before there are grids.
@@ -81,7 +83,7 @@ int64_t Grids::first_block_of(int i) const {
     return layout_.tensors()[static_cast<size_t>(tensor_of(i))].first;
 }
 
-ExactSegment Grids::rounded(int i, bool accumulate) const {
+ExactSegment Grids::rounded(int i, bool accumulate, int64_t number) const {
     const int64_t block = first_block_of(i);
     return {.gradient = buffers_.gradient_of_micro_batch(i),
             .sums = reinterpret_cast<int32_t*>(buffers_.reduced_gradient(i)),
@@ -89,6 +91,8 @@ ExactSegment Grids::rounded(int i, bool accumulate) const {
             .exponents = exponents_ + block,
             .maxima = maxima() + block,
             .not_finite = not_finite() + tensor_of(i),
+            .first_not_finite = first_not_finite_,
+            .number = number,
             .lost = lost(),
             .accumulate = accumulate};
 }
@@ -103,13 +107,15 @@ ExactRows Grids::rows_of(int i) const {
     return {.exponent = exponents_ + first_block_of(i), .largest = largest_row_};
 }
 
-LargestRow Grids::largest_row_of(int i) const {
+LargestRow Grids::largest_row_of(int i, int64_t number) const {
     const TensorGrids& tensor = layout_.tensors()[static_cast<size_t>(tensor_of(i))];
     return {.largest = largest_row_,
             .exponent = exponents_ + tensor.first,
             .maxima = maxima() + tensor.first,
             .blocks = tensor.blocks,
-            .not_finite = not_finite() + tensor_of(i)};
+            .not_finite = not_finite() + tensor_of(i),
+            .first_not_finite = first_not_finite_,
+            .number = number};
 }
 
 ExactRows Grids::looked_at_rows_of(int i) const {
@@ -151,8 +157,22 @@ void Grids::forget_largest(Stream& stream) {
     clear(stream, largest_, bytes_of(layout_.blocks(), sizeof *largest_));
 }
 
+/// A warm-up's gradients may not be finite.
+void Grids::forget_not_finite(Stream& stream) {
+    constexpr int64_t none = std::numeric_limits<int64_t>::max();
+    copy_now(stream.device, first_not_finite_, &none, sizeof none);
+}
+
+std::optional<int64_t> Grids::first_not_finite() const {
+    int64_t number = 0;
+    copy_now(buffers_.device(), &number, first_not_finite_, sizeof number);
+    if (number == std::numeric_limits<int64_t>::max()) return {};
+    return number;
+}
+
 void Grids::begin(Stream& stream, int64_t contributions) {
     known_ = true;
+    forget_not_finite(stream);
     first_grids(stream, exponents_, largest_, layout_.tensors(), contributions);
     norm_scales(stream, scales_, exponents_, layout_.tensors());
 }
@@ -166,6 +186,7 @@ std::vector<int32_t> Grids::exponents() const {
 
 void Grids::set_exponents(Stream& stream, std::span<const int32_t> exponents) {
     known_ = true;
+    forget_not_finite(stream);
     copy_now(buffers_.device(), exponents_, exponents.data(), exponents.size_bytes());
     norm_scales(stream, scales_, exponents_, layout_.tensors());
 }

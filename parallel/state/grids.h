@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,13 +55,14 @@ class Grids {
 
     // ---- A micro-batch: what kernels do with the gradient of parameter i ------------------------
 
-    /// The gradient of a micro-batch is rounded, and becomes the sums or is added to them.
-    ExactSegment rounded(int i, bool accumulate) const;
+    /// The gradient of a micro-batch is rounded, and becomes the sums or is added to them. `number`:
+    /// of the contribution; later ones have greater numbers.
+    ExactSegment rounded(int i, bool accumulate, int64_t number) const;
     /// The largest elements are found, of which the first grids are made.
     LargestSegment largest_of(int i) const;
     /// Rows are rounded where they are computed, and count_largest() follows; or only looked at.
     ExactRows rows_of(int i) const;
-    LargestRow largest_row_of(int i) const;
+    LargestRow largest_row_of(int i, int64_t number) const;
     ExactRows looked_at_rows_of(int i) const;
 
     // ---- A step ---------------------------------------------------------------------------------
@@ -76,6 +78,9 @@ class Grids {
     /// were rounded to 0.
     int64_t* sums() const { return sums_; }
     int64_t* lost() const { return squares() + tensors(); }
+    /// The number of the first contribution of this rank whose gradient was not finite, after all
+    /// work on the device; nothing if there is none.
+    std::optional<int64_t> first_not_finite() const;
     /// From sums(): whether any sum has overflowed, and the sum of squares of each tensor
     /// of the layout, which is NaN for a tensor with blocks that are not finite.
     void finish(Stream& stream, double* squares, int32_t* overflow);
@@ -104,6 +109,7 @@ class Grids {
     /// Of parameter i as this rank holds it.
     int64_t tensor_of(int i) const;
     int64_t first_block_of(int i) const;
+    void forget_not_finite(Stream& stream);
     int64_t* maxima() const { return sums_; }
     int64_t* not_finite() const { return sums_ + layout_.blocks(); }
     int64_t* squares() const { return not_finite() + tensors(); }
@@ -116,6 +122,7 @@ class Grids {
     int64_t* sums_ = nullptr;
     uint32_t* largest_row_ = nullptr;  // of the rows that have been added last
     int32_t* stale_ = nullptr;         // an earlier step has overflowed
+    int64_t* first_not_finite_ = nullptr;
     std::vector<std::vector<ExactNormSegment>> norm_segments_;  // of each bucket
 };
 

@@ -218,6 +218,7 @@ std::vector<Json> metrics_of(const fs::path& run_dir) {
         CHECK(line.at("seconds").get<double>() >= seconds);
         seconds = line.at("seconds");
         line.erase("seconds");
+        line.erase("mfu");  // only where the device's peak is known
         for (const char* key : {"ms", "tokens_per_second", "flops_per_second", "peak_fraction",
                                 "compute_ms", "communication_ms", "data_wait_ms", "optimizer_ms"}) {
             if (line.contains("loss")) CHECK(line.at(key).is_number());

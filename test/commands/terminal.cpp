@@ -106,12 +106,12 @@ Arguments drawn_lines(const std::string& screen) {
     for (size_t i = 0; i < screen.size(); ++i) {
         if (screen.compare(i, erase.size(), erase) == 0)
             i += erase.size() - 1;
-        else if (screen[i] == '\r')
-            lines.emplace_back();
         else if (screen[i] == '\n')
             lines.back().clear();
-        else
+        else if (screen[i] != '\r')
             lines.back() += screen[i];
+        else if (!lines.back().empty())
+            lines.emplace_back();
     }
     return lines;
 }

@@ -62,7 +62,7 @@ struct Arrays {
     const Model& model;
     SharedArray<float> gradient;
     SharedArray<int32_t> sums, exponents, scales, overflow{1}, stale{1};
-    SharedArray<int64_t> lost{1};
+    SharedArray<int64_t> lost{1}, first_not_finite{1};
     SharedArray<int64_t> maxima, not_finite, totals;
     SharedArray<float> largest;
 
@@ -86,6 +86,7 @@ struct Arrays {
         for (int64_t& n : totals.values()) n = 0;
         overflow.values()[0] = stale.values()[0] = 0;
         lost.values()[0] = 0;
+        first_not_finite.values()[0] = std::numeric_limits<int64_t>::max();
     }
     void set(const std::vector<float>& values) {
         std::ranges::copy(values, gradient.values().begin());
@@ -100,7 +101,7 @@ struct Arrays {
         }
         return all;
     }
-    void add(Stream& stream, bool accumulate) {
+    void add(Stream& stream, bool accumulate, int64_t number = 0) {
         round_and_add(stream, segments<ExactSegment>([&](size_t t, int64_t first, int64_t block) {
                           return ExactSegment{.gradient = gradient.data() + first,
                                               .sums = sums.data() + first,
@@ -108,6 +109,8 @@ struct Arrays {
                                               .exponents = exponents.data() + block,
                                               .maxima = maxima.data() + block,
                                               .not_finite = not_finite.data() + t,
+                                              .first_not_finite = first_not_finite.data(),
+                                              .number = number,
                                               .lost = lost.data(),
                                               .accumulate = accumulate};
                       }));
@@ -201,6 +204,7 @@ TEST_CASE("integers may take the place of the gradients that they are rounded fr
                             .exponents = arrays.exponents.data() + block,
                             .maxima = arrays.maxima.data() + block,
                             .not_finite = arrays.not_finite.data() + t,
+                            .first_not_finite = arrays.first_not_finite.data(),
                             .lost = arrays.lost.data()};
     });
     round_and_add(stream, segments);
@@ -220,13 +224,14 @@ TEST_CASE("an embedding's rows are rounded once they are complete", "[cuda]") {
         const SharedArray<int32_t> tokens(n), sums(all), exponent(1);
         const SharedArray<float> dout(n * static_cast<size_t>(C));
         const SharedArray<uint32_t> largest(1);
-        const SharedArray<int64_t> maxima(3), not_finite(1);
+        const SharedArray<int64_t> maxima(3), not_finite(1), first_not_finite(1);
         // Frequent tokens make long runs; some are in another rank's part of the vocabulary.
         for (int32_t& t : tokens.values())
             t = static_cast<int32_t>(random_int(0, 1) ? first_token : random_int(0, V + 3));
         std::ranges::copy(random_normal(dout.values().size()), dout.values().begin());
         const auto e = static_cast<int32_t>(random_int(-20, -10));
         exponent.values()[0] = e, largest.values()[0] = 0, not_finite.values()[0] = 0;
+        first_not_finite.values()[0] = 8;
         for (int64_t& s : maxima.values()) s = 3;
         const bool accumulate = random_int(0, 1) == 1;
         std::vector<int32_t> expected(all);
@@ -265,13 +270,16 @@ TEST_CASE("an embedding's rows are rounded once they are complete", "[cuda]") {
                                .exponent = exponent.data(),
                                .maxima = maxima.data(),
                                .blocks = 2,
-                               .not_finite = not_finite.data()});
+                               .not_finite = not_finite.data(),
+                               .first_not_finite = first_not_finite.data(),
+                               .number = 3});
         const auto units = static_cast<int64_t>(std::ceil(std::ldexp(double{most}, -e)));
         CHECK(maxima.values()[0] == 3 + units);
         CHECK(maxima.values()[1] == 3 + units);
         CHECK(maxima.values()[2] == 3);
         CHECK(largest.values()[0] == 0);
         CHECK(not_finite.values()[0] == 0);
+        CHECK(first_not_finite.values()[0] == 8);
         // Not finite
         dout.values()[0] = std::numeric_limits<float>::infinity();
         tokens.values()[0] = static_cast<int32_t>(first_token);
@@ -280,8 +288,11 @@ TEST_CASE("an embedding's rows are rounded once they are complete", "[cuda]") {
                                .exponent = exponent.data(),
                                .maxima = maxima.data(),
                                .blocks = 1,
-                               .not_finite = not_finite.data()});
+                               .not_finite = not_finite.data(),
+                               .first_not_finite = first_not_finite.data(),
+                               .number = 5});
         CHECK(not_finite.values()[0] == 1);
+        CHECK(first_not_finite.values()[0] == 5);
         CHECK(maxima.values()[0] == 3 + units + (int64_t{1} << 40));
     }
 }
@@ -330,14 +341,19 @@ TEST_CASE("elements that are not finite are counted, and too large ones count as
         arrays.clear_step();
         std::vector<float> with = g;
         with[at] = bad;
+        const int64_t number = random_int(1, 1000);
+        arrays.set(g);
+        arrays.add(stream, false, number - 1);
         arrays.set(with);
-        arrays.add(stream, false);
-        CAPTURE(bad, at, model.sizes);
+        arrays.add(stream, false, number);
+        CAPTURE(bad, at, model.sizes, number);
+        CHECK(arrays.first_not_finite.values()[0] ==
+              (std::isfinite(bad) ? std::numeric_limits<int64_t>::max() : number));
         const auto counts = arrays.not_finite.values();
         for (size_t k = 0; k < counts.size(); ++k)
             CHECK(counts[k] == (k == t && !std::isfinite(bad) ? 1 : 0));
         const auto maxima = arrays.maxima.values();
-        CHECK(std::ranges::count(maxima, int64_t{1} << 40) == 1);
+        CHECK(std::ranges::count_if(maxima, [](int64_t s) { return s >= int64_t{1} << 40; }) == 1);
     }
 }
 
@@ -619,7 +635,7 @@ SumErrors errors_of_sums(int64_t M, bool heavy_tailed) {
     std::vector<int32_t> sums(n), exponents(n / norm_block);
     std::vector<int64_t> maxima(n / norm_block);
     const std::vector<TensorGrids> tensors{{0, std::ssize(exponents)}};
-    int64_t not_finite = 0, lost = 0;
+    int64_t not_finite = 0, first_not_finite = 0, lost = 0;
     Stream stream{Device{}};
     const auto draw = [&] {
         for (size_t i = 0; i < n; ++i) {
@@ -651,6 +667,7 @@ SumErrors errors_of_sums(int64_t M, bool heavy_tailed) {
                                        .exponents = exponents.data(),
                                        .maxima = maxima.data(),
                                        .not_finite = &not_finite,
+                                       .first_not_finite = &first_not_finite,
                                        .lost = &lost,
                                        .accumulate = m > 0};
             round_and_add(stream, std::span(&segment, 1));

@@ -92,6 +92,7 @@ struct Experiment {
 
     Config config(bool one_rank = false) const {
         std::vector<std::string> all{"data.train=synthetic",
+                                     "parallel.sums=fp32",  // exact sums: test/parallel/exact_test
                                      "schedule.steps=10",
                                      "kernels.autotune=off",
                                      "model.n_ctx=32",

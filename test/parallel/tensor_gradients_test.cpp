@@ -66,9 +66,9 @@ void check_gradient_sums(const Mesh& mesh, const Device& device, const char* zer
     CAPTURE(tensor.rank, tensor.ranks, mesh.rank(), zero, bucket_mb, seed);
     const Config config = parse_config(
         "{}", "test",
-        {"run_dir=unused", "data.train=synthetic", "schedule.steps=1", "model.family=gpt2",
-         "model.n_layer=4", "model.n_head=4", "model.n_embd=32", "model.n_ff=64",
-         "model.vocab_size=450", concat("parallel.tensor=", tensor.ranks),
+        {"run_dir=unused", "data.train=synthetic", "schedule.steps=1", "parallel.sums=fp32",
+         "model.family=gpt2", "model.n_layer=4", "model.n_head=4", "model.n_embd=32",
+         "model.n_ff=64", "model.vocab_size=450", concat("parallel.tensor=", tensor.ranks),
          concat("parallel.zero=", zero), concat("parallel.bucket_mb=", bucket_mb)});
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const Registry registry = registry_held_by(stage_of(registry_of(spec), 1, 4), tensor);

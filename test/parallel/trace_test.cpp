@@ -131,6 +131,7 @@ struct Structure {
         for (size_t b = 0; b < buckets.size() && buckets[b].first_unit == 0; ++b)
             all.push_back({0, concat("reduce bucket ", b)});
         all.push_back({0, "gather sums"});
+        all.push_back({0, "add sums"});  // the integers of exact sums
         for (size_t b = 0; b < buckets.size(); ++b) all.push_back({0, concat("gather bucket ", b)});
         return all;
     }

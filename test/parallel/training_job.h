@@ -177,7 +177,7 @@ inline Settings operator+(Settings a, const Settings& b) {
     return a;
 }
 
-const Settings in_bf16{{"precision.dtype", "bf16"}},
+const Settings in_bf16{{"precision.dtype", "bf16"}}, summed_in_fp32{{"parallel.sums", "fp32"}},
     sent_in_bf16{{"parallel.reduce_dtype", "bf16"}};
 
 /// metrics.jsonl without what depends on the clock.

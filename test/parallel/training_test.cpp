@@ -54,7 +54,7 @@ TEST_CASE("ranks train what one rank trains, and ZeRO 0 and 1 give the same bits
     }
     SECTION("sums sent in bf16") {
         const Job job(6);
-        const std::string one = job.train(1, "one");
+        const std::string one = job.train(1, "one", summed_in_fp32);
         check_stages(job, one, 2, sent_in_bf16, in_bf16_order);
         // They really are.
         CHECK(distance(job.train(2, "two", sent_in_bf16), one, 20).first > bf16_roundoff / 16);
@@ -65,11 +65,12 @@ TEST_CASE("any number of ranks trains what one rank trains", "[training][.][long
     for (const Dtype& dtype : dtypes)
         for (const int micro_batches : {8, 11}) {
             const Job job(micro_batches, dtype.settings());
-            const std::string one = job.train(1, "one");
+            const std::string one = job.train(1, "one"),
+                              in_fp32 = job.train(1, "one-fp32", summed_in_fp32);
             for (const int ranks : {2, 3, 4, 8}) {
                 CAPTURE(dtype.name, micro_batches, ranks);
                 check_stages(job, one, ranks, {}, dtype.bounds);
-                check_stages(job, one, ranks, sent_in_bf16, in_bf16_order);
+                check_stages(job, in_fp32, ranks, sent_in_bf16, in_bf16_order);
             }
         }
 }
@@ -200,8 +201,9 @@ TEST_CASE("ranks resume from checkpoints of any number of ranks at any stage", "
     // Each lists what its ranks wrote, and holds nothing else.
     for (const auto& [saved, files] : {std::pair{4, 1}, {8, 3}, {12, 1}, {16, 4}, {20, 1}}) {
         const fs::path checkpoint = fs::path(chain) / step_folder(saved);
-        std::set<std::string> wanted{"choices.json",  "config.json", "model.safetensors",
-                                     "position.json", "spikes.json", "train_gpt.json"};
+        std::set<std::string> wanted{"choices.json",     "config.json", "model.safetensors",
+                                     "position.json",    "spikes.json", "train_gpt.json",
+                                     "grids.safetensors"};
         for (int i = 0; i < files; ++i) {
             char name[64];
             std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors", i, files);
@@ -336,7 +338,7 @@ TEST_CASE("a mesh that does not fit the ranks is refused in one sentence", "[tra
 
 TEST_CASE("a rank holds the weights, gradients and optimizer state of its share at each ZeRO stage",
           "[training][plan]") {
-    const Job job(8);
+    const Job job(8, {{"parallel.sums", "fp32"}});
     for (const char* dtype_name : {"fp32", "bf16"})
         for (const int stage : {0, 1, 2, 3})
             for (const int ranks : {2, 3, 8}) {

@@ -41,6 +41,7 @@ class Poisoned {
             "batch.tokens_per_step=128",
             "batch.sequence_length=32",
             "schedule.steps=1",
+            "parallel.sums=fp32",  // so that gradients can be read as numbers
             random_int(0, 1) ? "data.document_mask=true" : "data.document_mask=false"};
         all.insert(all.end(), settings.begin(), settings.end());
         config_ = parse_config("{}", "test", all);

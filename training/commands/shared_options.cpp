@@ -44,9 +44,10 @@ void add_overrides(CLI::App* app, std::vector<std::string>& overrides) {
 }
 
 void add_choices(CLI::App* app, std::string& choices) {
-    app->add_option("--choices", choices,
-                    "Take the choices (micro-batch, recompute level, ZeRO's stage, kernels) of "
-                    "this run or checkpoint")
+    app->add_option(
+           "--choices", choices,
+           "Take the choices (micro-batch, recompute level, ZeRO's stage, sums, kernels) of "
+           "this run or checkpoint")
         ->transform(path())
         ->type_name("RUN");
 }

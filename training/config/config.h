@@ -42,18 +42,20 @@ struct WordsOf<OnSpike> {
     static constexpr Word<OnSpike> list[] = {{"report", OnSpike::report}, {"skip", OnSpike::skip}};
 };
 
-template <>
-struct WordsOf<GradientSums> {
-    static constexpr Word<GradientSums> list[] = {
-        {"exact", GradientSums::exact}, {"fp32", GradientSums::fp32}, {"bf16", GradientSums::bf16}};
-};
-
 /// std::nullopt: the program chooses.
 template <>
 struct WordsOf<std::optional<DType>> {
     static constexpr Word<std::optional<DType>> list[] = {{"auto", std::nullopt},
                                                           {name_of(DType::bf16), DType::bf16},
                                                           {name_of(DType::fp32), DType::fp32}};
+};
+
+template <>
+struct WordsOf<std::optional<GradientSums>> {
+    static constexpr Word<std::optional<GradientSums>> list[] = {{"auto", std::nullopt},
+                                                                 {"exact", GradientSums::exact},
+                                                                 {"fp32", GradientSums::fp32},
+                                                                 {"bf16", GradientSums::bf16}};
 };
 
 template <>
@@ -260,11 +262,11 @@ struct Config {
         int pipeline = 1;  // pipeline ranks
         OneOf<PipelineKind> schedule = PipelineKind::one_f_one_b;
         int stages_per_rank = 1;
-        std::vector<int> layers_per_stage = {};  // empty: dealt by cost
-        std::optional<int> zero = 1;             // ZeRO's stage: 0 to 3; nothing: auto
-        int shard_ranks = 0;                     // 0: all data-parallel ranks
-        double bucket_mb = 64;                   // MiB of fp32 gradients in a bucket
-        OneOf<GradientSums> sums = GradientSums::fp32;
+        std::vector<int> layers_per_stage = {};   // empty: dealt by cost
+        std::optional<int> zero = 1;              // ZeRO's stage: 0 to 3; nothing: auto
+        int shard_ranks = 0;                      // 0: all data-parallel ranks
+        double bucket_mb = 64;                    // MiB of fp32 gradients in a bucket
+        OneOf<std::optional<GradientSums>> sums;  // auto: exact where possible
         double timeout_seconds = 300;
         bool encrypt = false;   // encrypts what ranks without MPI send each other on CPUs
         int nccl_max_ctas = 0;  // 0: NCCL chooses

@@ -286,12 +286,15 @@ constexpr ConfigKey table[] = {
      "the same. It must divide the number of data-parallel ranks. 0: all of them."},
     {KEY(parallel.bucket_mb), above_up_to(0, 1048576),
      "Gradients are reduced in buckets of whole blocks with at least this many MiB of fp32 each."},
-    {KEY(parallel.sums), one_of<GradientSums>(),
-     "How gradients are added over micro-batches and ranks. `fp32`. `bf16`: they are sent between "
-     "ranks in bf16, which halves the traffic and rounds them. `exact`: each micro-batch's "
-     "gradients are rounded to multiples of a power of two and added as integers, so that losses "
-     "and weights are bit for bit the same on any number of data-parallel ranks. Earlier versions "
-     "called this key `parallel.reduce_dtype`."},
+    {KEY(parallel.sums), one_of<std::optional<GradientSums>>(),
+     "How gradients are added over micro-batches and ranks. `exact`: each micro-batch's gradients "
+     "are rounded to multiples of a power of two and added as integers, so that losses and weights "
+     "are bit for bit the same on any number of data-parallel ranks. `fp32`. `bf16`: they are sent "
+     "between ranks in bf16, which halves the traffic and rounds them. `auto`: `exact`, or `fp32` "
+     "with `parallel.reserved_sms` or more micro-batches in a step than exact sums allow (2048; of "
+     "one sequence each, if their size is chosen). A resumed run keeps its way; a run that began "
+     "before there was `exact` keeps `fp32`. Earlier versions called this key "
+     "`parallel.reduce_dtype`."},
     {KEY(parallel.timeout_seconds), greater_than(0),
      "If a rank makes no progress for this long, the watchdog considers it hung and ends the job."},
     {KEY(parallel.encrypt), any_text(),

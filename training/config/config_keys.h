@@ -22,8 +22,8 @@ using TrainSources = std::vector<Config::Data::Source>;
 using WholeNumbers = std::vector<int>;
 using KeyField = std::variant<
     int*, std::optional<int>*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*,
-    WholeNumbers*, OneOf<PipelineKind>*, OneOf<Decay>*, OneOf<GradientSums>*, OneOf<OnSpike>*,
-    OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
+    WholeNumbers*, OneOf<PipelineKind>*, OneOf<Decay>*, OneOf<std::optional<GradientSums>>*,
+    OneOf<OnSpike>*, OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
     OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
     OneOf<std::optional<Biases>>*, OneOf<std::optional<bool>>*, OneOf<std::optional<Positions>>*,
     OneOf<RopeScaling>*, OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;

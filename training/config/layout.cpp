@@ -53,6 +53,14 @@ DType resolve_dtype(const std::string& word, const Device& device) {
     return resolve_dtype(wanted, device);
 }
 
+GradientSums sums_of(const Config& config) {
+    if (const std::optional<GradientSums> given = config.parallel.sums) return *given;
+    Config with = config;
+    with.batch.micro_batch = std::max(with.batch.micro_batch, 1);
+    const bool possible = config.parallel.reserved_sms == 0 && contributions_problem(with).empty();
+    return possible ? GradientSums::exact : GradientSums::fp32;
+}
+
 MeshSizes mesh_sizes(const Config& config) {
     const auto& p = config.parallel;
     return {.pipeline = p.pipeline,
@@ -78,7 +86,9 @@ RunShape::RunShape(Config config_, const DecoderSpec& spec_, DType dtype_, Recom
       spec(spec_),
       dtype(dtype_),
       recompute(recompute_),
-      mesh(mesh_of(config, world)) {}
+      mesh(mesh_of(config, world)) {
+    config.parallel.sums = sums_of(config);
+}
 
 RunShape RunShape::with_micro_batch(int sequences) const {
     RunShape shape = *this;
@@ -116,7 +126,7 @@ Sharding sharding_of(const RunShape& shape, int rank) {
         {.zero = p.zero.value_or(1),
          .tied_head = shape.spec.tied_head,
          .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
-         .sums = p.sums});
+         .sums = sums_of(shape.config)});
 }
 
 TensorOptions tensor_options(const Config& config, const TensorRank& tensor) {

@@ -41,6 +41,10 @@ DType resolve_dtype(std::optional<DType> wanted, const Device& device);
 /// The same for a value of precision.dtype; throws Error for an unknown one.
 DType resolve_dtype(const std::string& word, const Device& device);
 
+/// How gradients are added: parallel.sums. If it is "auto": exact where the configuration allows it,
+/// else fp32.
+GradientSums sums_of(const Config& config);
+
 /// The mesh of this many ranks. Throws Error where the configuration's sizes do not divide them.
 MeshSizes mesh_sizes(const Config& config);
 MeshLayout mesh_of(const Config& config, int world);
@@ -49,7 +53,7 @@ PipelineOptions pipeline_options(const Config& config);
 
 /// A run, as far as memory, traffic and time depend on it.
 struct RunShape {
-    Config config;
+    Config config;  // parallel.sums is not "auto"
     DecoderSpec spec;
     DType dtype = DType::fp32;
     Recompute recompute = Recompute::none;

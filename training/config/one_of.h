@@ -41,6 +41,8 @@ class OneOf {
     }
 
     operator Value() const { return value_; }
+    friend bool operator==(const OneOf& a, const OneOf& b) { return a.value_ == b.value_; }
+    friend bool operator==(const OneOf& a, const Value& b) { return a.value_ == b; }
     /// Whether the program chooses. Only for optional values: std::nullopt stands for "auto".
     bool is_auto() const { return value_ == std::nullopt; }
 

@@ -37,8 +37,8 @@ ResolvedConfig resolve_here(const Config& given, int ranks, int local_ranks) {
     try {
         const DecoderSpec spec = spec_of(given, vocab_size_of(given));
         config = resolve(config, spec, dtype);
-        const RunShape shape(given, spec, dtype, Recompute::none, ranks);
         const Choices kept = kept_choices(given.run_dir);
+        const RunShape shape(with_kept_sums(given, kept), spec, dtype, Recompute::none, ranks);
         const uint64_t available = memory_for_a_rank(device, shape.mesh, local_ranks);
         const bool keeps = kept_fit(kept, available, shape, device).has_value();
         if (!keeps && weighs_speeds(shape))
@@ -50,6 +50,7 @@ ResolvedConfig resolve_here(const Config& given, int ranks, int local_ranks) {
         config.batch.micro_batch = chosen.micro_batch;
         config.precision.recompute = recompute_from(chosen.recompute);
         config.parallel.zero = chosen.zero;
+        config.parallel.sums = chosen.sums;
     } catch (const Error& error) {
         if (config.model.vocab_size == 0) {
             config = resolve(config, spec_of(given, 1), dtype);

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_text.h"
+#include "training/config/config.h"
 
 namespace train_gpt {
 
@@ -36,6 +37,12 @@ Choices choices_from_json(const std::string& text, const std::string& origin) {
         if (!json["zero"].is_number_unsigned() || json["zero"] > 3) throw damaged();
         choices.zero = json["zero"].get<int>();
     }
+    if (json.contains("sums")) {  // older checkpoints have none
+        OneOf<std::optional<GradientSums>> sums;
+        if (!json["sums"].is_string() || !sums.parse(json["sums"].get<std::string>()))
+            throw damaged();
+        choices.sums = sums;
+    }
     if (json.contains("platform")) {  // older checkpoints have none
         if (!json["platform"].is_string()) throw damaged();
         choices.platform = json["platform"].get<std::string>();
@@ -53,6 +60,7 @@ std::string to_json(const Choices& choices) {
                  {"platform", choices.platform},
                  {"kernels", Json::array()}};
     if (choices.zero) json["zero"] = *choices.zero;
+    if (choices.sums) json["sums"] = OneOf<std::optional<GradientSums>>(choices.sums).word();
     std::istringstream lines(choices.kernels);
     for (std::string line; std::getline(lines, line);) json["kernels"].push_back(line);
     return to_text(json, 2) + "\n";

@@ -6,14 +6,18 @@
 #include <optional>
 #include <string>
 
+#include "parallel/state/sharding.h"
+
 namespace train_gpt {
 
 struct Choices {
     int micro_batch = 0;  // sequences, even if batch.micro_batch gives them; 0: not chosen yet
     std::string recompute = {};    // the level that `auto` stands for; empty: not chosen yet
     std::optional<int> zero = {};  // of ZeRO, even if parallel.zero gives it; nothing: not chosen
-    std::string platform = {};     // kernel_platform() where the kernels were chosen
-    std::string kernels = {};      // kernel_choices()
+    // Of parallel.sums, even if it is given. Nothing: not chosen.
+    std::optional<GradientSums> sums = {};
+    std::string platform = {};  // kernel_platform() where the kernels were chosen
+    std::string kernels = {};   // kernel_choices()
 };
 
 std::string to_json(const Choices& choices);

@@ -189,7 +189,10 @@ Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape
                          const Device& device, const Speeds& speeds) {
     const std::optional<Fit> as_kept = kept_fit(kept, available, shape, device);
     const Fit fit = as_kept ? *as_kept : fit_into(available, shape, device, speeds);
-    return {.micro_batch = fit.micro_batch, .recompute = name_of(fit.recompute), .zero = fit.zero};
+    return {.micro_batch = fit.micro_batch,
+            .recompute = name_of(fit.recompute),
+            .zero = fit.zero,
+            .sums = shape.config.parallel.sums};
 }
 
 std::string change_that_fits(const RunShape& shape, const Device& device, uint64_t available) {

@@ -265,7 +265,8 @@ void RecordedRun::resolve_config() {
     const Json automatic = "auto";
     for (const auto& [key, name, open] : {std::tuple{"batch.micro_batch", "micro_batch", Json(0)},
                                           {"precision.recompute", "recompute", automatic},
-                                          {"parallel.zero", "zero", automatic}})
+                                          {"parallel.zero", "zero", automatic},
+                                          {"parallel.sums", "sums", automatic}})
         if (const auto found = config_.find(key); found != config_.end() && found->second == open &&
                                                   choices_.is_object() && choices_.contains(name)) {
             const Json& value = choices_[name];
