@@ -311,7 +311,8 @@ ATTENTION_LIMITS = {"attention_forward": 65, "attention_backward": 45}
 # Least bandwidth of the head's softmax, in percent of the measured one. build/compare measures it only together with matrix products.
 SOFTMAX_KERNEL, SOFTMAX_LIMIT = r"loss_in_shared_memory|softmax", 80
 STEP_LIMITS = {"124M": {"tokens": 580e3, "pytorch": 1.15}, "1558M": {"mfu": 56, "pytorch": 1.1}}
-LOSS_LIMIT, FIRST_LOSSES_LIMIT = 0.02, 1e-3  # nats per token: at the end; in fp32, in the first ten steps
+# Nats per token: at the end, by dtype (in bf16 two seeds differ by as much, on one H100); in fp32, in the first ten steps.
+LOSS_LIMITS, FIRST_LOSSES_LIMIT = {"GPU, fp32": 0.02, "GPU, bf16": 0.06}, 1e-3
 
 
 def at_least(text, value, limit, shown):
@@ -335,8 +336,8 @@ def correctness_targets(parts):
         verdict = {"done": "met", "failed": "not met"}.get(part["status"], "not measured") if ran else "not measured"
         yield Target(what, f"{data['passed']} passed, {data['failed']} failed" if ran else "–", verdict)
     data = parts.get("losses", {}).get("data", {})
-    for name in ("GPU, fp32", "GPU, bf16"):
-        yield at_most(f"validation loss, {name}: within {LOSS_LIMIT} of the CPU's", data.get(name, {}).get("val"), LOSS_LIMIT)
+    for name, limit in LOSS_LIMITS.items():
+        yield at_most(f"validation loss, {name}: within {limit} of the CPU's", data.get(name, {}).get("val"), limit)
     yield at_most(f"losses of ten steps, GPU, fp32: within {FIRST_LOSSES_LIMIT} of the CPU's", data.get("GPU, fp32", {}).get("begin"),
                   FIRST_LOSSES_LIMIT)
 

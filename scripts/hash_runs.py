@@ -37,9 +37,9 @@ MESHES = [
     ("zero-3", 2, {"zero": 3}),
     ("zero-1-uneven", 3, {"zero": 1}),
     ("zero-3-small-buckets", 3, {"zero": 3, "bucket_mb": 0.05}),
-    ("reduce-bf16", 2, {"zero": 1, "reduce_dtype": "bf16", "bucket_mb": 0.05}),
+    ("reduce-bf16", 2, {"zero": 1, "sums": "bf16", "bucket_mb": 0.05}),
     ("replicas", 4, {"zero": 2, "shard_ranks": 2}),
-    ("replicas-bf16", 4, {"zero": 1, "shard_ranks": 2, "reduce_dtype": "bf16"}),
+    ("replicas-bf16", 4, {"zero": 1, "shard_ranks": 2, "sums": "bf16"}),
     ("tensor", 2, {"tensor": 2}),
     ("tensor-chunks", 2, {"tensor": 2, "tensor_chunks": 2, "tensor_keep_gathered": True}),
     ("tensor-zero-3", 4, {"tensor": 2, "zero": 3}),
@@ -54,6 +54,8 @@ MESHES = [
     ("pipeline-interleaved-zero-3", 4,
      {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2, "zero": 3}),
     ("tensor-context-pipeline", 8, {"tensor": 2, "context": 2, "pipeline": 2}),
+    ("exact", 2, {"sums": "exact"}),
+    ("exact-zero-3-uneven", 3, {"zero": 3, "sums": "exact", "bucket_mb": 0.05}),
 ]
 RUNS += [
     (f"{name}-{mesh}", ranks, model,
@@ -73,7 +75,7 @@ def config(folder, model, keys, device):
         "optimizer": {"learning_rate": 0.002, "z_loss": 1e-4}, "schedule": {"steps": 4, "warmup_steps": 1},
         "evaluation": {"every": 2, "max_tokens": 512}, "checkpoint": {"every": 2, "keep": 0},
     }
-    for key, value in keys.items():
+    for key, value in ({"parallel.sums": "fp32"} | keys).items():
         section, name = key.split(".")
         result.setdefault(section, {})[name] = value
     return result

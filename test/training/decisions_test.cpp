@@ -168,12 +168,14 @@ TEST_CASE("choices are the same after they were text, and damaged ones are named
     const Choices choices{.micro_batch = 3,
                           .recompute = "block",
                           .zero = 2,
+                          .sums = GradientSums::bf16,
                           .platform = "a GPU, 7 multiprocessors",
                           .kernels = "one line\nanother \"line\"\n"};
     const Choices read = choices_from_json(to_json(choices));
     CHECK(read.micro_batch == choices.micro_batch);
     CHECK(read.recompute == choices.recompute);
     CHECK(read.zero == choices.zero);
+    CHECK(read.sums == choices.sums);
     CHECK(read.platform == choices.platform);
     CHECK(read.kernels == choices.kernels);
     // As earlier versions wrote them.
@@ -183,6 +185,7 @@ TEST_CASE("choices are the same after they were text, and damaged ones are named
          {"", "{", "[]", R"({"recompute": "none"})",
           R"({"recompute": "none", "kernels": [], "platform": 1})",
           R"({"recompute": "none", "kernels": [], "zero": 4})",
+          R"({"recompute": "none", "kernels": [], "sums": "fp16"})",
           R"({"recompute": "none", "kernels": [], "zero": "2"})",
           R"({"recompute": 1, "kernels": []})", R"({"recompute": "none", "kernels": [1]})"}) {
         CAPTURE(damaged);
@@ -193,6 +196,41 @@ TEST_CASE("choices are the same after they were text, and damaged ones are named
             CHECK(contains(error.what(), "a file is damaged"));
         }
     }
+}
+
+TEST_CASE("gradients are added exactly where that is possible, and as a run has begun",
+          "[choices]") {
+    const auto config = [](const std::vector<std::string>& more) {
+        std::vector<std::string> all{"schedule.steps=1", "batch.sequence_length=8", "model.n_ctx=8",
+                                     "batch.tokens_per_step=64", "run_dir=none"};
+        all.insert(all.end(), more.begin(), more.end());
+        return parse_config("{}", "test", all);
+    };
+    CHECK(sums_of(config({})) == GradientSums::exact);
+    CHECK(sums_of(config({"parallel.reserved_sms=2"})) == GradientSums::fp32);
+    // 2,048 micro-batches, or sequences, in a step, and one more
+    CHECK(sums_of(config({"batch.tokens_per_step=16384"})) == GradientSums::exact);
+    CHECK(sums_of(config({"batch.tokens_per_step=16392"})) == GradientSums::fp32);
+    CHECK(sums_of(config({"batch.micro_batch=2", "batch.tokens_per_step=32768"})) ==
+          GradientSums::exact);
+    CHECK(sums_of(config({"batch.micro_batch=2", "batch.tokens_per_step=32784"})) ==
+          GradientSums::fp32);
+    for (const auto& [word, way] : {std::pair{"exact", GradientSums::exact},
+                                    {"fp32", GradientSums::fp32},
+                                    {"bf16", GradientSums::bf16}}) {
+        CAPTURE(word);
+        const std::string given = concat("parallel.sums=", word);
+        CHECK(sums_of(config({given})) == way);
+        const Choices kept{.recompute = "none", .sums = way};
+        CHECK(sums_of(with_kept_sums(config({}), kept)) == way);
+        CHECK(sums_of(with_kept_sums(config({"parallel.sums=bf16"}), kept)) == GradientSums::bf16);
+    }
+    const Choices exact{.recompute = "none", .sums = GradientSums::exact};
+    CHECK(sums_of(with_kept_sums(config({"parallel.reserved_sms=2"}), exact)) ==
+          GradientSums::fp32);
+    // Choices of an earlier version, and those of a run that has none yet
+    CHECK(sums_of(with_kept_sums(config({}), {.recompute = "none"})) == GradientSums::fp32);
+    CHECK(sums_of(with_kept_sums(config({}), {})) == GradientSums::exact);
 }
 
 TEST_CASE("ranks of one machine share its memory") {
