@@ -91,6 +91,7 @@ void train_steps(Run& run) {
                 dropped = !run.begin_micro_batch(action.micro_batch);
                 if (dropped) break;
                 trainer.load(action.micro_batch, loader);
+                run.loaded(action.micro_batch);
             }
             span.show(action.micro_batch);
             const StepSubmission submission;

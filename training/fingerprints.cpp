@@ -24,13 +24,18 @@ void add_over_ranks(const World& world, std::vector<uint64_t>& sums) {
 
 }  // namespace
 
-Fingerprints::Fingerprints(const ParameterStore& parameters, Arena& arena,
+Fingerprints::Fingerprints(const ParameterStore& parameters, const BatchShape& batch, Arena& arena,
                            std::vector<std::string> names, bool wanted)
-    : names_(std::move(names)), kinds_{"gradient", "master"} {
+    : names_(std::move(names)),
+      kinds_{"gradient", "master"},
+      batch_(batch),
+      adds_input_(wanted && parameters.sharding().tensor == 0 &&
+                  parameters.sharding().pipeline == 0) {
     if (!wanted) return;
     for (const OptimizerSlot& slot : parameters.slots()) kinds_.push_back(slot.name);
     sums_ = static_cast<uint64_t*>(
-        arena.take(names_.size() * kinds_.size() * sizeof(uint64_t), Purpose::workspaces));
+        arena.take((hashes_of_tensors() + 1) * sizeof(uint64_t), Purpose::workspaces));
+    input_ = sums_ + hashes_of_tensors();
     if (!arena.is_counting()) make_segments(parameters);
 }
 
@@ -57,20 +62,35 @@ void Fingerprints::make_segments(const ParameterStore& parameters) {
     }
 }
 
-std::vector<Fingerprints::OfTensor> Fingerprints::take(Stream& stream, const World& world) const {
-    std::vector<uint64_t> sums(sums_ ? names_.size() * kinds_.size() : 0);
-    if (sums.empty()) return {};
-    const size_t bytes = sums.size() * sizeof(uint64_t);
-    copy_now(stream.device, sums_, sums.data(), bytes);
+void Fingerprints::begin_step(Stream& stream) {
+    if (input_) clear(stream, input_, sizeof *input_);
+}
+
+void Fingerprints::add_input(Stream& stream, const TokenBatch& batch, int64_t micro_batch) {
+    if (!adds_input_) return;
+    const int64_t n = batch_.tokens_of_rank(),
+                  part = micro_batch * batch_.context.ranks + batch_.context.rank;
+    const auto segment = [&](const int32_t* data, int64_t which) {
+        return FingerprintSegment{
+            .data = data, .first = (2 * part + which) * n, .n = n, .sum = input_};
+    };
+    add_fingerprints(stream, std::vector{segment(batch.tokens, 0), segment(batch.targets, 1)});
+}
+
+Fingerprints::OfStep Fingerprints::take(Stream& stream, const World& world) const {
+    if (!sums_) return {};
+    std::vector<uint64_t> sums(hashes_of_tensors() + 1);
+    copy_now(stream.device, sums_, sums.data(), hashes_of_tensors() * sizeof(uint64_t));
     add_fingerprints(stream, segments_);
-    copy_now(stream.device, sums.data(), sums_, bytes);
+    copy_now(stream.device, sums.data(), sums_, sums.size() * sizeof(uint64_t));
     if (world.size() > 1) add_over_ranks(world, sums);
-    std::vector<OfTensor> all;
+    OfStep step{.input = sums.back(), .tensors = {}};
     for (size_t t = 0; t < names_.size(); ++t) {
         const auto first = sums.begin() + static_cast<std::ptrdiff_t>(t * kinds_.size());
-        all.push_back({names_[t], {first, first + static_cast<std::ptrdiff_t>(kinds_.size())}});
+        step.tensors.push_back(
+            {names_[t], {first, first + static_cast<std::ptrdiff_t>(kinds_.size())}});
     }
-    return all;
+    return step;
 }
 
 }  // namespace train_gpt

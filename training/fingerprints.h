@@ -1,5 +1,5 @@
-// Fingerprints of what a run has: of each tensor's gradient sums, masters and optimizer's slots.
-// They depend on the values alone, not on how ranks share the tensors: of ranks along the data
+// Fingerprints of what a run has: of each tensor's gradient sums, masters and optimizer's slots, and
+// of the tokens that a step has read. They depend on the values alone, not on how ranks share the tensors: of ranks along the data
 // axis, ZeRO's stage and buckets. Tensor-parallel ranks add up those of their parts.
 #pragma once
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/fingerprint.h"
+#include "model/token_batch.h"
 #include "parallel/state/parameters.h"
 #include "parallel/world.h"
 
@@ -16,25 +17,38 @@ class Fingerprints {
   public:
     /// names: of all of the model's tensors, by Parameter::id. Takes no memory if they are not
     /// `wanted`, and then has none.
-    Fingerprints(const ParameterStore& parameters, Arena& arena, std::vector<std::string> names,
-                 bool wanted);
+    Fingerprints(const ParameterStore& parameters, const BatchShape& batch, Arena& arena,
+                 std::vector<std::string> names, bool wanted);
 
     struct OfTensor {
         std::string name;
         std::vector<uint64_t> hashes;  // by kind
     };
+    struct OfStep {
+        uint64_t input = 0;
+        std::vector<OfTensor> tensors;
+    };
+    /// A step's tokens and targets, of each micro-batch after the step's begin. micro_batch: its
+    /// number among those of all ranks.
+    void begin_step(Stream& stream);
+    void add_input(Stream& stream, const TokenBatch& batch, int64_t micro_batch);
+
     /// "gradient", "master", then the optimizer's slots.
     const std::vector<std::string>& kinds() const { return kinds_; }
     /// Of all tensors, in the order of the registry: the state after the last update, and the
     /// gradient sums that it read. All ranks call it between two steps; it waits for the device.
-    std::vector<OfTensor> take(Stream& stream, const World& world) const;
+    OfStep take(Stream& stream, const World& world) const;
 
   private:
     void make_segments(const ParameterStore& parameters);
+    size_t hashes_of_tensors() const { return names_.size() * kinds_.size(); }
 
     std::vector<std::string> names_, kinds_;
     std::vector<FingerprintSegment> segments_;
-    uint64_t* sums_ = nullptr;  // [tensors, kinds] of this rank, in the device's memory
+    // Of this rank, in the device's memory: [tensors, kinds], and one of the input.
+    uint64_t *sums_ = nullptr, *input_ = nullptr;
+    BatchShape batch_;
+    bool adds_input_ = false;  // one of the ranks that read the same tokens does
 };
 
 }  // namespace train_gpt

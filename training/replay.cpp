@@ -18,8 +18,8 @@
 #include "training/commands/version.h"
 #include "training/config/config_checks.h"
 #include "training/config/config_parser.h"
-#include "training/files/checkpoint.h"
 #include "training/decisions.h"
+#include "training/files/checkpoint.h"
 #include "training/files/kept_choices.h"
 #include "training/files/run_folder.h"
 #include "training/plan/plan.h"
@@ -317,7 +317,8 @@ std::string describe_replay(const RunComparison& found, const StepRange& steps) 
                                        "replay has none for their steps");
         if (found.steps + found.fingerprints == 0) return "nothing was compared" + left;
         return concat(describe_steps(steps.after + 1, steps.to),
-                      " are the same (losses and norms of ", found.steps, ", fingerprints of ",
+                      steps.to == steps.after + 1 ? " is" : " are",
+                      " the same (losses and norms of ", found.steps, ", fingerprints of ",
                       found.fingerprints, ")", left);
     }
     const RunComparison::Column* column = found.first_difference();

@@ -105,6 +105,10 @@ bool Run::begin_micro_batch(int i) {
     return true;
 }
 
+void Run::loaded(int i) {
+    if (flip_) flip_->loaded(start_.trainer.stream.device, start_.trainer.batch_of(i), step_ + 1);
+}
+
 void Run::end_action() { world().activity().pulse(); }
 
 void Run::drop_step() {
@@ -224,8 +228,8 @@ bool Run::fingerprints_due() const {
 void Run::fingerprint() {
     world().activity().phase = "fingerprints";
     const Fingerprints& fingerprints = start_.trainer.fingerprints;
-    const auto all = fingerprints.take(start_.trainer.stream, world());
-    reports_.fingerprints.write(step_, fingerprints, all);
+    reports_.fingerprints.write(step_, fingerprints,
+                                fingerprints.take(start_.trainer.stream, world()));
 }
 
 bool Run::evaluate() {

@@ -52,6 +52,8 @@ class Run {
     /// Shows that micro-batch i comes next. Returns false if a signal ends the run before this
     /// micro-batch; the caller then drops the step.
     bool begin_micro_batch(int i);
+    /// Micro-batch i of the step is on its way to the device.
+    void loaded(int i);
     void end_action();
     /// Drops the step. Nothing of the step has been applied: a run that resumes repeats it.
     void drop_step();

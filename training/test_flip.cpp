@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/copy.h"
 
 namespace train_gpt {
 
@@ -30,12 +31,22 @@ std::optional<TestFlip> TestFlip::from_environment(int rank) {
     return flip;
 }
 
+void TestFlip::loaded(const Device& device, const TokenBatch& batch, int64_t step) const {
+    if (!here_ || step != step_ || kind_ != "input") return;
+    auto* const place = const_cast<int32_t*>(batch.tokens + element_);
+    int32_t token = 0;
+    copy_now(device, &token, place, sizeof token);
+    token = token > 0 ? token & (token - 1) : 1;  // one bit, and within the vocabulary
+    copy_now(device, place, &token, sizeof token);
+}
+
 void TestFlip::before_update(ParameterStore& parameters, int64_t step) const {
     if (here_ && step == step_ && kind_ == ParameterState::gradient) flip(parameters);
 }
 
 void TestFlip::after_update(ParameterStore& parameters, int64_t step) const {
-    if (here_ && step == step_ && kind_ != ParameterState::gradient) flip(parameters);
+    if (here_ && step == step_ && kind_ != ParameterState::gradient && kind_ != "input")
+        flip(parameters);
 }
 
 void TestFlip::flip(ParameterStore& parameters) const {

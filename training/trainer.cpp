@@ -69,7 +69,7 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                  .skips_spikes = shape.config.optimizer.on_spike == OnSpike::skip,
                  .names = model.ranks() > 1 ? names_of_all(shape.spec) : std::vector<std::string>(),
                  .contributions = contributions_of_step(shape)}),
-      fingerprints(parameters, arena, names_of_all(shape.spec),
+      fingerprints(parameters, model.batch_shape(), arena, names_of_all(shape.spec),
                    shape.config.log.fingerprint_every > 0),
       feed(arena, model.batch_shape(), model.batches_in_use()),
       evaluation_batch(arena, model.batch_shape()),
@@ -108,6 +108,7 @@ void Trainer::connect(const Mesh& mesh) {
 
 void Trainer::begin_step(int micro_batches, int most) {
     optimizer.begin_step(stream);
+    fingerprints.begin_step(stream);
     parameters.gradients.begin_step(micro_batches, most);
     actions_ = &model.actions(most);
     micro_batches_ = micro_batches;
@@ -121,6 +122,7 @@ bool Trainer::begins_micro_batch(const PipelineAction& action) const {
 void Trainer::load(int micro_batch, TrainLoader& loader) {
     const TraceSpan span(TraceTrack::data, "data wait");
     const StepClock::Interval interval(&clock, stream, StepPhase::data);
+    first_micro_batch_ = loader.first_micro_batch();
     load(micro_batch, feed.next(stream, loader));
 }
 
@@ -132,6 +134,8 @@ void Trainer::execute(const PipelineAction& action) {
     const bool forward = action.work == PipelineWork::forward;
     if (action.micro_batch >= micro_batches_) return model.skip(stream, action);
     const TokenBatch& batch = batch_of(action.micro_batch);
+    if (begins_micro_batch(action))
+        fingerprints.add_input(stream, batch, first_micro_batch_ + action.micro_batch);
     const bool backward = is_compute(action.work) && !forward;
     const bool last = action.micro_batch == micro_batches_ - 1;
     if (backward && parameters.gradients.exchanges_beside(last))

@@ -71,6 +71,9 @@ struct Trainer {
     /// Takes the loader's next batch for a micro-batch, and submits its copy to the device.
     void load(int micro_batch, TrainLoader& loader);
     void load(int micro_batch, const TokenBatch& batch);
+    const TokenBatch& batch_of(int micro_batch) const {
+        return batches_[static_cast<size_t>(micro_batch) % batches_.size()];
+    }
     /// Executes an action. Losses of micro-batches are added to the step's. Of a micro-batch that
     /// only other ranks have, it takes part in what the ranks exchange.
     void execute(const PipelineAction& action);
@@ -110,9 +113,6 @@ struct Trainer {
     /// This rank's sums, in the device's memory.
     StepSums* sums() { return reinterpret_cast<StepSums*>(optimizer.sums_of_rank()); }
 
-    const TokenBatch& batch_of(int micro_batch) const {
-        return batches_[static_cast<size_t>(micro_batch) % batches_.size()];
-    }
     void add_losses(const TokenBatch& batch, int micro_batch);
     int micro_batches_with_losses() const { return std::min(micro_batches_, kept_micro_batches); }
 
@@ -128,7 +128,8 @@ struct Trainer {
     int reserved_sms_;                 // by products while ranks exchange gradients
     std::vector<TokenBatch> batches_;  // that are in use
     const std::vector<PipelineAction>* actions_ = nullptr;
-    int micro_batches_ = 0;  // of this rank in the step
+    int first_micro_batch_ = 0;  // of this rank, among those of all ranks
+    int micro_batches_ = 0;      // of this rank in the step
 };
 
 }  // namespace train_gpt

@@ -185,6 +185,34 @@ void check_meshes(const Device& device, const World& world, std::span<const Mesh
 
 }  // namespace
 
+TEST_CASE("the first micro-batch with a gradient that is not finite is known", "[exact]") {
+    const auto micro_batches = static_cast<int>(random_int(1, 6));
+    const Config config =
+        parse_config("{}", "test",
+                     {"run_dir=unused", "data.train=synthetic", "model.n_layer=2", "model.n_head=2",
+                      "model.n_embd=32", "model.n_ctx=16", "model.vocab_size=50",
+                      "schedule.steps=20", concat("batch.tokens_per_step=", 16 * micro_batches),
+                      "batch.micro_batch=1", "precision.dtype=fp32",
+                      concat("parallel.zero=", random_int(0, 3)), "parallel.sums=exact"});
+    MeshRun run(World(), Device{}, config);
+    for (int i = 0; i < 3; ++i) run.exact_step();
+    const Trainer& trainer = run.trainer();
+    CHECK(!trainer.parameters.gradients.first_not_finite());
+    const auto bad = static_cast<int>(random_int(0, micro_batches - 1));
+    const auto parameter =
+        static_cast<int>(random_int(0, std::ssize(trainer.parameters.parameters()) - 1));
+    CAPTURE(micro_batches, bad,
+            trainer.parameters.parameters()[static_cast<size_t>(parameter)].name);
+    run.submit([&](int i) {
+        if (i != bad) return;
+        const int64_t n = trainer.parameters.parameters()[static_cast<size_t>(parameter)].numel();
+        const std::vector<float> nan(static_cast<size_t>(n), NAN);
+        run.trainer().parameters.state.write(ParameterState::master, parameter, 0, nan);
+    });
+    CHECK(run.trainer().outcomes.pop().state.stop != 0);
+    CHECK(trainer.parameters.gradients.first_not_finite() == bad);
+}
+
 TEST_CASE("ranks: few exact meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
     check_meshes(Device{}, World::join(), few_meshes);

@@ -24,13 +24,14 @@ Settings short_run(int steps, int every) {
             {"log.fingerprint_every", std::to_string(every)}};
 }
 
-/// The "tensors" of each step.
-std::map<int64_t, Json> fingerprints_of(const std::string& run) {
+/// The "tensors" of each step, or its "input".
+std::map<int64_t, Json> fingerprints_of(const std::string& run,
+                                        const std::string& what = "tensors") {
     std::map<int64_t, Json> all;
     std::istringstream lines(read(run + "/fingerprints.jsonl"));
     for (std::string line; std::getline(lines, line);) {
         const Json json = Json::parse(line);
-        CHECK(all.emplace(json.at("step"), json.at("tensors")).second);
+        CHECK(all.emplace(json.at("step"), json.at(what)).second);
     }
     return all;
 }
@@ -108,6 +109,13 @@ TEST_CASE("fingerprints are hashes of the state, whatever ranks share it and how
     CHECK(fingerprints_of(runs[0]) == of_stage_1);
     CHECK(fingerprints_of(runs[2]) == fingerprints_of(runs[3]));
     CHECK(of_stage_1.at(3) != of_stage_1.at(4));
+
+    // The input does not depend on ranks.
+    const std::map<int64_t, Json> input = fingerprints_of(job.path("one"), "input");
+    CHECK(input.at(3) != input.at(4));
+    for (const std::string& run : runs) CHECK(fingerprints_of(run, "input") == input);
+    const std::string stages = job.train(2, "stages", {{"parallel.pipeline", "2"}});
+    CHECK(fingerprints_of(stages, "input") == input);
 }
 
 TEST_CASE("fingerprints of a pipeline have all tensors of the model", "[fingerprint]") {
@@ -165,18 +173,21 @@ TEST_CASE("a replay names the kind, the tensor and the steps in which a bit flip
     const std::string run = job.train(1, "run");
     const std::vector<Parameter> parameters = job.parameters();
     int number = 0;
-    for (const std::string kind : {"gradient", "master", "m", "v"}) {
+    for (const std::string kind : {"input", "gradient", "master", "m", "v"}) {
         const Parameter& p =
             parameters[static_cast<size_t>(random_int(0, std::ssize(parameters) - 1))];
-        const int64_t element = random_int(0, p.numel() - 1), step = random_int(4, 6);
-        const std::string flip = concat(kind, ":", p.name, ":", element, ":", step);
+        const bool input = kind == "input";
+        const int64_t tokens = job.config().batch.micro_batch * job.config().sequence_length(),
+                      element = random_int(0, (input ? tokens : p.numel()) - 1),
+                      step = random_int(4, 6);
+        const std::string flip = concat(kind, ":", input ? "" : p.name, ":", element, ":", step);
         CAPTURE(flip);
         const ProgramResult result = replay(run, 6, {"--into", job.path(concat("r", number++))},
                                             {{"TRAIN_GPT_TEST_FLIP", flip}});
         CAPTURE(result.output);
         CHECK(result.exit_code == 1);
-        CHECK(contains(result.output,
-                       concat("first difference: ", kind, " of ", p.name, ", in step ", step)));
+        CHECK(contains(result.output, concat("first difference: ", kind,
+                                             input ? "" : " of " + p.name, ", in step ", step)));
     }
 }
 
@@ -204,8 +215,31 @@ TEST_CASE("a flipped bit lies after the last equal fingerprint and up to the fir
     CHECK(before.exit_code == 0);
 }
 
+TEST_CASE("any ranks replay the bits of a run with exact sums", "[fingerprint]") {
+    const Job job(5, short_run(6, 1) +
+                         Settings{{"checkpoint.every", "2"}, {"kernels.gemm", "own"}} +
+                         random_dtype().settings());
+    const int ranks = static_cast<int>(random_int(1, 4)), others = ranks % 4 + 1;
+    const Settings stage = zero(static_cast<int>(random_int(0, 3)));
+    CAPTURE(ranks, others);
+    const std::string run = job.train(ranks, "run", stage);
+    const Command other{"--into", job.path("again"), "--set",
+                        concat("parallel.zero=", random_int(0, 3))};
+    const ProgramResult result = run_ranks(others, replay_command(run, 5, other));
+    CAPTURE(result.output);
+    CHECK(result.exit_code == 0);
+    CHECK(contains(result.output, "step 5 is the same (losses and norms of 1, fingerprints of 1)"));
+    // A step further back, and a faulty rank
+    const ProgramResult faulty = run_ranks(
+        others, replay_command(run, 4, {"--into", job.path("faulty")}),
+        {{"TRAIN_GPT_TEST_FLIP", concat("input::", random_int(0, 7), ":3:", others - 1)}});
+    CAPTURE(faulty.output);
+    CHECK(faulty.exit_code == 1);
+    CHECK(contains(faulty.output, "first difference: input, in step 3"));
+}
+
 TEST_CASE("two ranks replay a run of one rank, and come close to it", "[fingerprint]") {
-    const Job job(4, short_run(4, 2));
+    const Job job(4, short_run(4, 2) + Settings{{"parallel.sums", "fp32"}});
     const std::string run = job.train(1, "run");
     const std::string into = job.path("again");
     const ProgramResult result = run_ranks(2, replay_command(run, 4, {"--into", into}));

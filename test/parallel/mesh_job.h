@@ -178,11 +178,14 @@ class MeshRun {
         submit();
         return trainer_.outcomes.pop();
     }
-    /// A step whose outcome is not taken yet.
-    void submit() {
+    /// A step whose outcome is not taken yet. before(i): before micro-batch i is computed.
+    void submit(const std::function<void(int)>& before = {}) {
         trainer_.begin_step(loader_.micro_batches(), loader_.most_micro_batches());
         for (const PipelineAction& action : trainer_.actions()) {
-            if (trainer_.begins_micro_batch(action)) trainer_.load(action.micro_batch, loader_);
+            if (trainer_.begins_micro_batch(action)) {
+                trainer_.load(action.micro_batch, loader_);
+                if (before) before(action.micro_batch);
+            }
             trainer_.execute(action);
         }
         trainer_.update(adamw_step(config_, steps_, learning_rate(config_, steps_, 20)),

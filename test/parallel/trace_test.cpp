@@ -155,12 +155,12 @@ void check_step(const Structure& structure, Step step, int64_t number, bool on_g
     std::erase_if(step["host"], [](const Span& span) {
         return span.name.starts_with("wait for step") || span.name == "between steps";
     });
-    // A GPU waits for the weights of each bucket, for the sums of its gradients, and for those of
-    // all norms.
+    // A GPU waits for the weights of each bucket, for the sums of its gradients, for those of all
+    // norms, and for the integers of exact sums.
     const auto waits = std::erase_if(
         step["device"], [](const Span& span) { return span.name == "wait for the exchange"; });
     const size_t weights = after_evaluation ? 0 : structure.buckets.size();
-    CHECK(waits == (on_gpu && structure.ranks > 1 ? weights + structure.buckets.size() + 1 : 0));
+    CHECK(waits == (on_gpu && structure.ranks > 1 ? weights + structure.buckets.size() + 2 : 0));
     const std::vector<std::string> known{"forward", "backward", "embedding", "head", "update"};
     std::erase_if(step["device"], [](const Span& span) { return span.name.starts_with("head_"); });
     std::erase_if(step["device"],

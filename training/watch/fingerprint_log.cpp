@@ -48,14 +48,16 @@ FingerprintLog::FingerprintLog(const fs::path& run_dir, std::optional<int64_t> r
 }
 
 void FingerprintLog::write(int64_t step, const Fingerprints& of,
-                           const std::vector<Fingerprints::OfTensor>& all) {
+                           const Fingerprints::OfStep& taken) {
     if (!file_) return;
-    Json line{{"step", step}, {"tensors", Json::object()}};
-    for (const Fingerprints::OfTensor& tensor : all) {
+    const auto hex = [](uint64_t hash) {
+        return formatted("%016llx", static_cast<unsigned long long>(hash));
+    };
+    Json line{{"step", step}, {"input", hex(taken.input)}, {"tensors", Json::object()}};
+    for (const Fingerprints::OfTensor& tensor : taken.tensors) {
         Json hashes = Json::object();
         for (size_t k = 0; k < tensor.hashes.size(); ++k)
-            hashes[of.kinds()[k]] =
-                formatted("%016llx", static_cast<unsigned long long>(tensor.hashes[k]));
+            hashes[of.kinds()[k]] = hex(tensor.hashes[k]);
         line["tensors"][tensor.name] = std::move(hashes);
     }
     file_->append(to_text(line) + '\n', "fingerprints are lost");
@@ -76,6 +78,7 @@ RecordedFingerprints::RecordedFingerprints(const fs::path& run_dir) {
 }
 
 std::string FingerprintDifference::described() const {
+    if (tensor.empty()) return kind;
     return concat(kind, " of ", tensor,
                   others == 0   ? ""
                   : others == 1 ? " and another tensor"
@@ -84,6 +87,11 @@ std::string FingerprintDifference::described() const {
 
 std::optional<FingerprintDifference> first_difference(std::string_view a, std::string_view b) {
     if (a == b) return {};
+    // Earlier versions recorded no input.
+    const Json input_a = value_of(try_parse_json(a), "input"),
+               input_b = value_of(try_parse_json(b), "input");
+    if (!input_a.is_null() && !input_b.is_null() && input_a != input_b)
+        return FingerprintDifference{"input", "", 0};
     const Json of_a = tensors_in(a), of_b = tensors_in(b);
     Json both = of_a;  // the tensors of either
     for (const auto& [name, hashes] : of_b.items())

@@ -1,6 +1,6 @@
 // fingerprints.jsonl in a run's folder (log.fingerprint_every): one line a step,
 //
-//   {"step": 40, "tensors": {"NAME": {"gradient": "0123456789abcdef", "master": …, "m": …}, …}}
+//   {"step": 40, "input": "0123456789abcdef", "tensors": {"NAME": {"gradient": "0123456789abcdef", "master": …, "m": …}, …}}
 //
 // kernels/fingerprint.h has the formula, and training/fingerprints.h what is hashed.
 #pragma once
@@ -23,8 +23,7 @@ class FingerprintLog {
     FingerprintLog(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step,
                    bool wanted, bool writes);
 
-    void write(int64_t step, const Fingerprints& of,
-               const std::vector<Fingerprints::OfTensor>& all);
+    void write(int64_t step, const Fingerprints& of, const Fingerprints::OfStep& taken);
 
   private:
     std::optional<AppendFile> file_;
@@ -43,11 +42,11 @@ class RecordedFingerprints {
     std::map<int64_t, std::string_view> lines_;
 };
 
-/// Where two steps' fingerprints differ: the first kind in the order in which a step computes them
-/// (the gradient, the optimizer's slots, the master), its first tensor, and how many other tensors
-/// differ in this kind.
+/// Where two steps' fingerprints differ: the first kind in the order in which a step has them (the
+/// input, the gradient, the optimizer's slots, the master), its first tensor, and how many other
+/// tensors differ in this kind.
 struct FingerprintDifference {
-    std::string kind, tensor;
+    std::string kind, tensor;  // no tensor: the input
     int64_t others = 0;
 
     /// "m of h.0.ln_1.weight and 3 other tensors"
