@@ -4,8 +4,11 @@
 #include <filesystem>
 #include <string>
 
+#include <omp.h>
+
 #include "base/error.h"
 #include "kernels/choices.h"
+#include "kernels/linear/linear.h"
 #include "parallel/first_collectives.h"
 #include "parallel/link_speed.h"
 #include "parallel/state/bucket_layout.h"
@@ -124,12 +127,14 @@ Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& 
         const std::string platform = kernel_platform(stream);
         if (decided.kept.platform == platform) set_kernel_choices(stream, decided.kept.kernels);
         if (is_cuda) trainer.warm_up();
-        return to_json(Choices{.micro_batch = decided.micro_batch,
-                               .recompute = name_of(decided.recompute),
-                               .zero = decided.zero,
-                               .sums = decided.sums,
-                               .platform = platform,
-                               .kernels = kernel_choices(stream)});
+        return to_json(
+            Choices{.micro_batch = decided.micro_batch,
+                    .recompute = name_of(decided.recompute),
+                    .zero = decided.zero,
+                    .sums = decided.sums,
+                    .threads = products_depend_on_threads(stream) ? omp_get_max_threads() : 0,
+                    .platform = platform,
+                    .kernels = kernel_choices(stream)});
     }));
     if (!is_cuda) return choices;
     // Later stages of a pipeline have shapes that the first rank lacks, such as the head's. Ranks

@@ -139,6 +139,16 @@ std::string note_on_kernels(const Choices& kept, const Choices& chosen) {
                   ", so its results may differ in the last bits");
 }
 
+/// The note for a run whose ranks had another number of threads, where that changes bits.
+std::string note_on_threads(const Choices& kept, const Choices& chosen) {
+    if (kept.threads == 0 || chosen.threads == 0 || kept.threads == chosen.threads) return "";
+    return concat(
+        "note: a rank had ", kept.threads, kept.threads == 1 ? " thread" : " threads", " and has ",
+        chosen.threads,
+        " now, so the run's results may differ in the last bits; with kernels.gemm=own they "
+        "do not depend on threads");
+}
+
 /// Sets the weights to the weights of the model that model.init_from names.
 void start_from(const Config& config, const RunData& data, ParameterStore& parameters,
                 const World& world, Progress& progress) {
@@ -250,8 +260,9 @@ void record_start(const RunFolder& folder, const RunStart& start, Progress& prog
     for (const std::string& data : folder.describe(start.recorded(), start.attention))
         if (start.resumes && (data != "data.train" || order_continues))
             progress.say(note_on_changed(data));
-    for (const std::string& note : {note_on_choices(start.given, start.kept, start.choices),
-                                    note_on_kernels(start.kept, start.choices)})
+    for (const std::string& note :
+         {note_on_choices(start.given, start.kept, start.choices),
+          note_on_kernels(start.kept, start.choices), note_on_threads(start.kept, start.choices)})
         if (!note.empty()) progress.say(note);
     write_choices(folder.path(), start.choices);
 }

@@ -195,6 +195,15 @@ bool is_matrix(const Tensor& tensor, int64_t rows, int64_t cols, DType dtype) {
 
 }  // namespace
 
+bool products_depend_on_threads(const Stream& stream) {
+#ifdef TRAIN_GPT_ONEDNN
+    return !stream.device.is_cuda() && stream.settings.gemm != Library::own;
+#else
+    (void)stream;
+    return false;
+#endif
+}
+
 void linear_forward(Stream& stream, const LinearForward& args) {
     const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, linear_forward(stream, args));

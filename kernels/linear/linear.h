@@ -40,6 +40,9 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args);
 /// The scratch memory that the three calls need for up to M rows of a layer with weight [N, K].
 size_t linear_scratch_bytes(const Stream& stream, DType dtype, int64_t M, int64_t N, int64_t K);
 
+/// Whether the bits of products may depend on the number of threads: where oneDNN computes some.
+bool products_depend_on_threads(const Stream& stream);
+
 /// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const LinearForward& args);
 Cost cost_of(const LinearBackwardInput& args);

@@ -108,4 +108,32 @@ TEST_CASE("a run that an earlier version began resumes", "[cli]") {
             INFO("line " << i << ", " << key);
             CHECK(after[i].at(key).get<double>() == Approx(value.get<double>()).epsilon(1e-3));
         }
+    // It goes on to add gradients as it did, in fp32.
+    CHECK(Json::parse(read(folder / "run" / step_folder(12) / "choices.json")).at("sums") ==
+          "fp32");
+    CHECK_FALSE(fs::exists(folder / "run" / step_folder(12) / "grids.safetensors"));
+}
+
+TEST_CASE("a run that resumes with other threads says so where they change bits", "[cli]") {
+    const bool own = random_int(0, 1) == 1;
+    const TemporaryDirectory directory;
+    const auto start = [&](int threads, const char* stop) {
+        const Arguments command = Workplace::get().train(
+            directory / "run",
+            {"--stop-at", stop, "--set", own ? "kernels.gemm=own" : "kernels.gemm=auto"});
+        std::vector<std::string> all{binary()};
+        all.insert(all.end(), command.begin(), command.end());
+        return run_program(all, {{"OMP_NUM_THREADS", std::to_string(threads)}});
+    };
+    CHECK(start(1, "2").exit_code == 0);
+    const Json choices = Json::parse(read(directory / "run/choices.json"));
+    const bool depends = choices.contains("threads");
+    CHECK_FALSE((own && depends));
+    for (const auto& [threads, stop] : {std::pair{1, "3"}, {2, "4"}}) {
+        const ProgramResult result = start(threads, stop);
+        INFO(result.output);
+        CHECK(result.exit_code == 0);
+        CHECK(contains(result.output, "a rank had 1 thread and has 2 now") ==
+              (depends && threads == 2));
+    }
 }

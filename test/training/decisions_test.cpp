@@ -169,6 +169,7 @@ TEST_CASE("choices are the same after they were text, and damaged ones are named
                           .recompute = "block",
                           .zero = 2,
                           .sums = GradientSums::bf16,
+                          .threads = 5,
                           .platform = "a GPU, 7 multiprocessors",
                           .kernels = "one line\nanother \"line\"\n"};
     const Choices read = choices_from_json(to_json(choices));
@@ -176,6 +177,7 @@ TEST_CASE("choices are the same after they were text, and damaged ones are named
     CHECK(read.recompute == choices.recompute);
     CHECK(read.zero == choices.zero);
     CHECK(read.sums == choices.sums);
+    CHECK(read.threads == 5);
     CHECK(read.platform == choices.platform);
     CHECK(read.kernels == choices.kernels);
     // As earlier versions wrote them.
@@ -186,6 +188,7 @@ TEST_CASE("choices are the same after they were text, and damaged ones are named
           R"({"recompute": "none", "kernels": [], "platform": 1})",
           R"({"recompute": "none", "kernels": [], "zero": 4})",
           R"({"recompute": "none", "kernels": [], "sums": "fp16"})",
+          R"({"recompute": "none", "kernels": [], "threads": -1})",
           R"({"recompute": "none", "kernels": [], "zero": "2"})",
           R"({"recompute": 1, "kernels": []})", R"({"recompute": "none", "kernels": [1]})"}) {
         CAPTURE(damaged);

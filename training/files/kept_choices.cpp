@@ -43,6 +43,12 @@ Choices choices_from_json(const std::string& text, const std::string& origin) {
             throw damaged();
         choices.sums = sums;
     }
+    if (json.contains("threads")) {  // older checkpoints have none
+        if (!json["threads"].is_number_unsigned() ||
+            json["threads"] > std::numeric_limits<int>::max())
+            throw damaged();
+        choices.threads = json["threads"].get<int>();
+    }
     if (json.contains("platform")) {  // older checkpoints have none
         if (!json["platform"].is_string()) throw damaged();
         choices.platform = json["platform"].get<std::string>();
@@ -60,6 +66,7 @@ std::string to_json(const Choices& choices) {
                  {"platform", choices.platform},
                  {"kernels", Json::array()}};
     if (choices.zero) json["zero"] = *choices.zero;
+    if (choices.threads > 0) json["threads"] = choices.threads;
     if (choices.sums) json["sums"] = OneOf<std::optional<GradientSums>>(choices.sums).word();
     std::istringstream lines(choices.kernels);
     for (std::string line; std::getline(lines, line);) json["kernels"].push_back(line);

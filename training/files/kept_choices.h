@@ -16,6 +16,8 @@ struct Choices {
     std::optional<int> zero = {};  // of ZeRO, even if parallel.zero gives it; nothing: not chosen
     // Of parallel.sums, even if it is given. Nothing: not chosen.
     std::optional<GradientSums> sums = {};
+    // Of a rank, where its products depend on them (products_depend_on_threads); else 0.
+    int threads = 0;
     std::string platform = {};  // kernel_platform() where the kernels were chosen
     std::string kernels = {};   // kernel_choices()
 };
