@@ -25,7 +25,12 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
     for (const auto& checkpoint : list_checkpoints(run_dir)) {
         try {
             verify_checkpoint(checkpoint, Verify::choices);
-            return read_choices(checkpoint);
+            Choices kept = read_choices(checkpoint);
+            const std::optional<GradientSums> configured =
+                checkpoint_config(checkpoint).parallel.sums;
+            // Earlier versions kept no such choice, and chose none.
+            if (!kept.sums) kept.sums = configured.value_or(GradientSums::fp32);
+            return kept;
         } catch (const Error&) {
             // resume() reports what is wrong with it and uses the previous checkpoint.
         }
@@ -34,11 +39,11 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
 }
 
 Config with_kept_sums(Config config, const Choices& kept) {
-    auto& sums = config.parallel.sums;
-    if (!sums.is_auto()) return config;
-    const bool began_earlier = !kept.recompute.empty() || !list_checkpoints(config.run_dir).empty();
-    if (began_earlier && kept.sums != GradientSums::exact)
-        sums = kept.sums.value_or(GradientSums::fp32);
+    if (!config.parallel.sums.is_auto() || !kept.sums) return config;
+    Config with = config;
+    if (with.batch.micro_batch == 0) with.batch.micro_batch = kept.micro_batch;
+    if (kept.sums != GradientSums::exact || sums_of(with) == GradientSums::exact)
+        config.parallel.sums = kept.sums;
     return config;
 }
 

@@ -32,7 +32,7 @@ struct Decisions {
     Choices kept;  // given choices, else kept_choices()
 };
 /// The configuration of a run with these kept choices: where parallel.sums is "auto", sums are as
-/// they were before, if that is possible. Earlier versions, which kept no such choice, used fp32.
+/// they were before, if that is possible.
 Config with_kept_sums(Config config, const Choices& kept);
 
 /// Makes these decisions. All ranks call it. It does the mesh's first collectives

@@ -68,13 +68,24 @@ void Fingerprints::begin_step(Stream& stream) {
 
 void Fingerprints::add_input(Stream& stream, const TokenBatch& batch, int64_t micro_batch) {
     if (!adds_input_) return;
-    const int64_t n = batch_.tokens_of_rank(),
-                  part = micro_batch * batch_.context.ranks + batch_.context.rank;
-    const auto segment = [&](const int32_t* data, int64_t which) {
-        return FingerprintSegment{
-            .data = data, .first = (2 * part + which) * n, .n = n, .sum = input_};
-    };
-    add_fingerprints(stream, std::vector{segment(batch.tokens, 0), segment(batch.targets, 1)});
+    constexpr int64_t all = int64_t{1} << 40;  // more tokens than a step has
+    const ContextRank& context = batch_.context;
+    const int chunks = context.is_split() ? 2 : 1,
+              length = context.is_split() ? context.chunk_length(batch_.T) : batch_.T;
+    std::vector<FingerprintSegment> segments;
+    for (int64_t b = 0; b < batch_.B; ++b)
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            // Where the chunk is in memory, and in the step.
+            const int64_t here = (b * chunks + chunk) * length,
+                          position =
+                              context.is_split() ? context.first_position(chunk, batch_.T) : 0,
+                          first = (micro_batch * batch_.B + b) * batch_.T + position;
+            segments.push_back(
+                {.data = batch.tokens + here, .first = first, .n = length, .sum = input_});
+            segments.push_back(
+                {.data = batch.targets + here, .first = all + first, .n = length, .sum = input_});
+        }
+    add_fingerprints(stream, segments);
 }
 
 Fingerprints::OfStep Fingerprints::take(Stream& stream, const World& world) const {

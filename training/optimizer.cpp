@@ -203,6 +203,7 @@ StepState Optimizer::state() const {
 void Optimizer::clear_overflow() {
     const StepState fresh;
     copy_now(device_, state_, &fresh, sizeof fresh);
+    if (grids_) grids_->forget_not_finite();  // of later steps, which come again
 }
 
 std::string Optimizer::bad_parameter(const StepState& state) const {

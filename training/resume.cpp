@@ -37,7 +37,10 @@ void compare_with(const std::filesystem::path& checkpoint, const Config& config,
                     " has different tokens from the one in ", checkpoint.string(),
                     "; change tokenizer.path back, or start afresh with "
                     "another run_dir");
-    for (const std::string& change : config_differences(checkpoint_config(checkpoint), config))
+    Config before = checkpoint_config(checkpoint);
+    // "auto" is what the run did before, or another line says what has changed.
+    if (config.parallel.sums.is_auto()) before.parallel.sums = config.parallel.sums;
+    for (const std::string& change : config_differences(before, config))
         progress.say("note: since this checkpoint " + change);
 }
 

@@ -172,6 +172,7 @@ void Run::settle_until(int64_t may_remain) {
         checkpoints_.add_loss(number, outcome.sums.loss / targets);
         if (outcome.state.stop) {  // neither this update nor a later one was applied
             bad_parameter_ = trainer.optimizer.bad_parameter(outcome.state);
+            steps_after_bad_ = in_flight_;
             ending_ = Ending::not_finite;
             step_ = number - 1;
             in_flight_ = 0;
@@ -372,7 +373,8 @@ std::string Run::why_it_ended() const {
 /// empty if sums are not exact.
 std::string Run::where_not_finite() const {
     const std::vector<std::string> of_ranks = together(world(), [&] {
-        const std::optional<int> own = start_.trainer.parameters.gradients.first_not_finite();
+        const std::optional<int> own =
+            start_.trainer.parameters.gradients.first_not_finite(steps_after_bad_);
         return own ? std::to_string(parts_.loader.first_micro_batch() + *own) : std::string();
     });
     std::optional<std::pair<int, size_t>> first;

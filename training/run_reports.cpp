@@ -47,10 +47,12 @@ std::string note_on_sums(const RunStart& start) {
     if (!start.given.parallel.sums.is_auto() || start.resumes ||
         start.config.parallel.sums == GradientSums::exact)
         return "";
-    return concat("parallel.sums: fp32, since ",
-                  start.config.parallel.reserved_sms > 0
-                      ? "products depend on the number of ranks with parallel.reserved_sms"
-                      : "a step may have more micro-batches than exact sums allow",
+    const std::optional<GradientSums> sums = start.config.parallel.sums;
+    return concat("parallel.sums: ", start.config.parallel.sums.word(),
+                  start.kept.sums == sums ? ", as the choices say that are taken"
+                  : start.config.parallel.reserved_sms > 0
+                      ? ", since products depend on the number of ranks with parallel.reserved_sms"
+                      : ", since a step may have more micro-batches than exact sums allow",
                   "; the last bits depend on the number of ranks");
 }
 

@@ -119,9 +119,9 @@ void Gradients::end_contribution(Stream& stream, int unit) {
     if (!looked_at.empty()) block_maxima(stream, looked_at);
 }
 
-std::optional<int> Gradients::first_not_finite() const {
+std::optional<int> Gradients::first_not_finite(int64_t steps_ago) const {
     const std::optional<int64_t> number = grids_ ? grids_->first_not_finite() : std::nullopt;
-    if (!number) return {};
+    if (!number || *number / most_micro_batches != steps_ - steps_ago) return {};
     return static_cast<int>(*number % most_micro_batches);
 }
 

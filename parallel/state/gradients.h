@@ -69,9 +69,10 @@ class Gradients {
     void when_summed(std::function<void(Stream&, size_t bucket)> work) {
         when_summed_ = std::move(work);
     }
-    /// With exact sums: this rank's first micro-batch, in the order of its steps, with a gradient that
-    /// was not finite, counted from 0 in its step. After all work on the device.
-    std::optional<int> first_not_finite() const;
+    /// With exact sums: this rank's first micro-batch with a gradient that was not finite, counted
+    /// from 0, in the step before which no gradient was so. steps_ago: how many steps have begun
+    /// after it. After all work on the device.
+    std::optional<int> first_not_finite(int64_t steps_ago = 0) const;
     /// After this, work on the stream finds the step's sums over all ranks in the buffers' pieces,
     /// and what when_summed() was given has been called for every bucket.
     void finish(Stream& stream);

@@ -157,10 +157,9 @@ void Grids::forget_largest(Stream& stream) {
     clear(stream, largest_, bytes_of(layout_.blocks(), sizeof *largest_));
 }
 
-/// A warm-up's gradients may not be finite.
-void Grids::forget_not_finite(Stream& stream) {
+void Grids::forget_not_finite() {
     constexpr int64_t none = std::numeric_limits<int64_t>::max();
-    copy_now(stream.device, first_not_finite_, &none, sizeof none);
+    copy_now(buffers_.device(), first_not_finite_, &none, sizeof none);
 }
 
 std::optional<int64_t> Grids::first_not_finite() const {
@@ -172,7 +171,7 @@ std::optional<int64_t> Grids::first_not_finite() const {
 
 void Grids::begin(Stream& stream, int64_t contributions) {
     known_ = true;
-    forget_not_finite(stream);
+    forget_not_finite();  // a warm-up's gradients may not be finite
     first_grids(stream, exponents_, largest_, layout_.tensors(), contributions);
     norm_scales(stream, scales_, exponents_, layout_.tensors());
 }
@@ -186,7 +185,7 @@ std::vector<int32_t> Grids::exponents() const {
 
 void Grids::set_exponents(Stream& stream, std::span<const int32_t> exponents) {
     known_ = true;
-    forget_not_finite(stream);
+    forget_not_finite();
     copy_now(buffers_.device(), exponents_, exponents.data(), exponents.size_bytes());
     norm_scales(stream, scales_, exponents_, layout_.tensors());
 }

@@ -81,6 +81,7 @@ class Grids {
     /// The number of the first contribution of this rank whose gradient was not finite, after all
     /// work on the device; nothing if there is none.
     std::optional<int64_t> first_not_finite() const;
+    void forget_not_finite();
     /// From sums(): whether any sum has overflowed, and the sum of squares of each tensor
     /// of the layout, which is NaN for a tensor with blocks that are not finite.
     void finish(Stream& stream, double* squares, int32_t* overflow);
@@ -109,7 +110,6 @@ class Grids {
     /// Of parameter i as this rank holds it.
     int64_t tensor_of(int i) const;
     int64_t first_block_of(int i) const;
-    void forget_not_finite(Stream& stream);
     int64_t* maxima() const { return sums_; }
     int64_t* not_finite() const { return sums_ + layout_.blocks(); }
     int64_t* squares() const { return not_finite() + tensors(); }

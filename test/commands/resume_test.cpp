@@ -99,6 +99,7 @@ TEST_CASE("a run that an earlier version began resumes", "[cli]") {
     INFO(result.output);
     REQUIRE(result.exit_code == 0);
     CHECK(contains(result.output, "resuming from run/" + step_folder(4)));
+    CHECK_FALSE(contains(result.output, "parallel.sums"));
     CHECK(checkpoints_in(folder / "run") == std::vector<int64_t>{4, 8, 12});
     // The same bits on the same processor; on others, sums are rounded differently.
     const std::vector<Json> after = metrics_of(folder / "run");
@@ -128,7 +129,11 @@ TEST_CASE("a run that resumes with other threads says so where they change bits"
     CHECK(start(1, "2").exit_code == 0);
     const Json choices = Json::parse(read(directory / "run/choices.json"));
     const bool depends = choices.contains("threads");
-    CHECK_FALSE((own && depends));
+#ifdef TRAIN_GPT_ONEDNN
+    CHECK(depends == !own);
+#else
+    CHECK_FALSE(depends);
+#endif
     for (const auto& [threads, stop] : {std::pair{1, "3"}, {2, "4"}}) {
         const ProgramResult result = start(threads, stop);
         INFO(result.output);

@@ -114,8 +114,15 @@ TEST_CASE("fingerprints are hashes of the state, whatever ranks share it and how
     const std::map<int64_t, Json> input = fingerprints_of(job.path("one"), "input");
     CHECK(input.at(3) != input.at(4));
     for (const std::string& run : runs) CHECK(fingerprints_of(run, "input") == input);
-    const std::string stages = job.train(2, "stages", {{"parallel.pipeline", "2"}});
-    CHECK(fingerprints_of(stages, "input") == input);
+    for (const Settings& mesh : {Settings{{"parallel.pipeline", "2"}},
+                                 {{"parallel.tensor", "2"}, {"model.n_head", "2"}},
+                                 {{"parallel.context", "2"}},
+                                 {{"batch.micro_batch", "2"}}}) {
+        const std::string key = mesh.rbegin()->first;
+        CAPTURE(key);
+        const std::string run = job.train(2, key, mesh + Settings{{"schedule.steps", "3"}});
+        CHECK(fingerprints_of(run, "input").at(3) == input.at(3));
+    }
 }
 
 TEST_CASE("fingerprints of a pipeline have all tensors of the model", "[fingerprint]") {

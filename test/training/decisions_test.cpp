@@ -231,8 +231,13 @@ TEST_CASE("gradients are added exactly where that is possible, and as a run has 
     const Choices exact{.recompute = "none", .sums = GradientSums::exact};
     CHECK(sums_of(with_kept_sums(config({"parallel.reserved_sms=2"}), exact)) ==
           GradientSums::fp32);
-    // Choices of an earlier version, and those of a run that has none yet
-    CHECK(sums_of(with_kept_sums(config({}), {.recompute = "none"})) == GradientSums::fp32);
+    // What is possible with the micro-batch that was chosen, and not with one of one sequence
+    const Config open = config({"batch.tokens_per_step=32768"});
+    const Choices of_four{.micro_batch = 4, .recompute = "none", .sums = GradientSums::exact};
+    CHECK(sums_of(open) == GradientSums::fp32);
+    CHECK(sums_of(with_kept_sums(open, of_four)) == GradientSums::exact);
+    CHECK(sums_of(with_kept_sums(config({"batch.tokens_per_step=32768", "batch.micro_batch=1"}),
+                                 of_four)) == GradientSums::fp32);
     CHECK(sums_of(with_kept_sums(config({}), {})) == GradientSums::exact);
 }
 

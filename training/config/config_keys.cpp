@@ -291,10 +291,10 @@ constexpr ConfigKey table[] = {
      "are rounded to multiples of a power of two and added as integers, so that losses and weights "
      "are bit for bit the same on any number of data-parallel ranks. `fp32`. `bf16`: they are sent "
      "between ranks in bf16, which halves the traffic and rounds them. `auto`: `exact`, or `fp32` "
-     "with `parallel.reserved_sms` or more micro-batches in a step than exact sums allow (2048; of "
-     "one sequence each, if their size is chosen). A resumed run keeps its way; a run that began "
-     "before there was `exact` keeps `fp32`. Earlier versions called this key "
-     "`parallel.reduce_dtype`."},
+     "with `parallel.reserved_sms` or more gradients in a step than exact sums allow (2048 "
+     "micro-batches, times `parallel.context`; of one sequence each, if their size is chosen). A "
+     "resumed run keeps its way. Earlier versions called this key `parallel.reduce_dtype`, and "
+     "used `fp32`."},
     {KEY(parallel.timeout_seconds), greater_than(0),
      "If a rank makes no progress for this long, the watchdog considers it hung and ends the job."},
     {KEY(parallel.encrypt), any_text(),

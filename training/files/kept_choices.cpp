@@ -83,7 +83,9 @@ Choices given_choices(const fs::path& folder) {
     if (!fs::exists(folder / file_name))
         throw Error(folder.string(), " has no ", file_name,
                     "; name the folder of a run that has started, or of a checkpoint");
-    return read_choices(folder);
+    Choices choices = read_choices(folder);
+    if (!choices.sums) choices.sums = GradientSums::fp32;  // an earlier version's
+    return choices;
 }
 
 void write_choices(const fs::path& folder, const Choices& choices) {

@@ -215,6 +215,11 @@ std::string change_that_fits(const RunShape& shape, const Device& device, uint64
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;
     open.batch.micro_batch = 0;
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;
+    // Exact sums need memory for the gradients of a block, the embedding or the head.
+    Config in_fp32 = open;
+    in_fp32.parallel.sums = GradientSums::fp32;
+    if (config.parallel.sums == GradientSums::exact)
+        if (const std::string found = try_with(in_fp32, ranks); !found.empty()) return found;
 
     // The most ranks or the shortest sequences need the least memory: where those do not fit,
     // nothing in between does.
