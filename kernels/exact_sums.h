@@ -45,8 +45,8 @@ struct ExactRows {
     bool looks_only = false;  // the kernel finds the largest |g|, and leaves the sums as they are
 };
 /// After such a kernel: S of each of the tensor's `blocks` blocks grows by min(⌈g / 2^E⌉, 2^40)
-/// with the largest g; if g is not finite, not_finite grows by 1, and first_not_finite is this call's
-/// number if that is less. `largest` becomes 0.
+/// with the largest g; if g is not finite, not_finite grows by 1, and first_not_finite is this
+/// call's number if that is less. `largest` becomes 0.
 struct LargestRow {
     uint32_t* largest = nullptr;
     const int32_t* exponent = nullptr;

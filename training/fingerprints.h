@@ -1,6 +1,7 @@
-// Fingerprints of what a run has: of each tensor's gradient sums, masters and optimizer's slots, and
-// of the tokens that a step has read. They depend on the values alone, not on how ranks share the tensors: of ranks along the data
-// axis, ZeRO's stage and buckets. Tensor-parallel ranks add up those of their parts.
+// Fingerprints of what a run has: of each tensor's gradient sums, masters and optimizer's slots,
+// and of the tokens that a step has read. They depend on the values alone, not on how ranks along
+// the data axis share the tensors, on ZeRO's stage or on buckets. Tensor-parallel ranks add up the
+// fingerprints of their parts.
 #pragma once
 #include <cstdint>
 #include <string>

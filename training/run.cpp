@@ -13,6 +13,7 @@
 #include "training/interrupt.h"
 #include "training/run_evaluation.h"
 #include "training/sampling.h"
+#include "training/watch/not_finite.h"
 #include "training/watch/spikes.h"
 
 namespace train_gpt {
@@ -82,9 +83,8 @@ void Run::begin_step() {
         settle(true);
     const int64_t step_of_process = step_ - first_step_;
     if (parts_.profile.starts_before(step_of_process)) parts_.profile.start(trainer.stream);
-    if (parts_.trace.starts_before(step_of_process)) {
+    if (parts_.trace.starts_before(step_of_process))
         parts_.trace.start(trainer.stream, step_ + 1, world());
-    }
     parts_.trace.begin_step(trainer.stream, step_ + 1, step_of_process);
     Activity& activity = world().activity();
     activity.phase = "training";
@@ -103,10 +103,6 @@ bool Run::begin_micro_batch(int i) {
     reports_.progress.show_step(step_ + 1, i, parts_.loader.micro_batches(),
                                 since_step_start_.seconds(), reports_.log.expected_seconds());
     return true;
-}
-
-void Run::loaded(int i) {
-    if (flip_) flip_->loaded(start_.trainer.stream.device, start_.trainer.batch_of(i), step_ + 1);
 }
 
 void Run::end_action() { world().activity().pulse(); }
@@ -152,8 +148,7 @@ Run::Pause Run::next_pause() const {
 bool Run::settle(bool all) {
     went_back_ = false;
     // A GPU computes one step while the host submits the next.
-    const int64_t ahead = start_.trainer.stream.device.is_cuda() ? 1 : 0;
-    settle_until(all ? 0 : ahead);
+    settle_until(all || !start_.trainer.stream.device.is_cuda() ? 0 : 1);
     return ending_ != Ending::not_finite;
 }
 
@@ -369,23 +364,6 @@ std::string Run::why_it_ended() const {
     return interrupted() ? interrupted() : "a signal to another rank";
 }
 
-/// ", in micro-batch 3 of 8, on rank 1": the step's first micro-batch whose gradient was not finite;
-/// empty if sums are not exact.
-std::string Run::where_not_finite() const {
-    const std::vector<std::string> of_ranks = together(world(), [&] {
-        const std::optional<int> own =
-            start_.trainer.parameters.gradients.first_not_finite(steps_after_bad_);
-        return own ? std::to_string(parts_.loader.first_micro_batch() + *own) : std::string();
-    });
-    std::optional<std::pair<int, size_t>> first;
-    for (size_t rank = 0; rank < of_ranks.size(); ++rank)
-        if (const std::string& found = of_ranks[rank]; !found.empty())
-            if (const std::pair here(std::stoi(found), rank); !first || here < *first) first = here;
-    if (!first) return "";
-    return concat(", in micro-batch ", first->first + 1, " of ",
-                  start_.config.micro_batches_per_step(), ", on rank ", first->second);
-}
-
 int Run::finish() {
     require_folder();
     parts_.trace.finish(world(), reports_.progress);  // if the run ends before it does
@@ -399,9 +377,10 @@ int Run::finish() {
     const std::string trouble = checkpoints_.save_or_reason(parts_.folder.path(), step_);
     const std::string saved = checkpoints_.describe_saved(step_, trouble);
     if (ending_ == Ending::not_finite)
-        throw SharedError("the gradient of step ", step_ + 1, " is not finite (first in ",
-                          bad_parameter_, where_not_finite(), "), so its update was not applied; ",
-                          saved, checkpoints_.describe_sane(step_));
+        throw SharedError(
+            "the gradient of step ", step_ + 1, " is not finite (first in ", bad_parameter_,
+            describe_not_finite(start_, parts_.loader, steps_after_bad_),
+            "), so its update was not applied; ", saved, checkpoints_.describe_sane(step_));
     checkpoints_.end_losses();
     if (damage) throw SharedError(damage->message, "; ", saved);
     if (!trouble.empty()) throw SharedError(trouble);

@@ -53,7 +53,10 @@ class Run {
     /// micro-batch; the caller then drops the step.
     bool begin_micro_batch(int i);
     /// Micro-batch i of the step is on its way to the device.
-    void loaded(int i);
+    void loaded(int i) {
+        if (flip_)
+            flip_->loaded(start_.trainer.stream.device, start_.trainer.batch_of(i), step_ + 1);
+    }
     void end_action();
     /// Drops the step. Nothing of the step has been applied: a run that resumes repeats it.
     void drop_step();
@@ -104,8 +107,6 @@ class Run {
   private:
     /// Why no further step follows; it determines the exit code.
     enum class Ending { finished, stopped, interrupted, out_of_time, not_finite, damaged_data };
-
-    std::string where_not_finite() const;
 
     const World& world() const { return start_.mesh.world(); }
     bool first_rank() const { return world().rank() == 0; }

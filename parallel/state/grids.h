@@ -55,8 +55,8 @@ class Grids {
 
     // ---- A micro-batch: what kernels do with the gradient of parameter i ------------------------
 
-    /// The gradient of a micro-batch is rounded, and becomes the sums or is added to them. `number`:
-    /// of the contribution; later ones have greater numbers.
+    /// The gradient of a micro-batch is rounded, and becomes the sums or is added to them.
+    /// `number`: of the contribution; later ones have greater numbers.
     ExactSegment rounded(int i, bool accumulate, int64_t number) const;
     /// The largest elements are found, of which the first grids are made.
     LargestSegment largest_of(int i) const;

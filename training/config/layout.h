@@ -41,8 +41,8 @@ DType resolve_dtype(std::optional<DType> wanted, const Device& device);
 /// The same for a value of precision.dtype; throws Error for an unknown one.
 DType resolve_dtype(const std::string& word, const Device& device);
 
-/// How gradients are added: parallel.sums. If it is "auto": exact where the configuration allows it,
-/// else fp32.
+/// How gradients are added: parallel.sums. If it is "auto": exact where the configuration allows
+/// it, else fp32.
 GradientSums sums_of(const Config& config);
 
 /// The mesh of this many ranks. Throws Error where the configuration's sizes do not divide them.

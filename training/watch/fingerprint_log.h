@@ -1,6 +1,7 @@
 // fingerprints.jsonl in a run's folder (log.fingerprint_every): one line a step,
 //
-//   {"step": 40, "input": "0123456789abcdef", "tensors": {"NAME": {"gradient": "0123456789abcdef", "master": …, "m": …}, …}}
+//   {"step": 40, "input": "0123456789abcdef",
+//    "tensors": {"NAME": {"gradient": "0123456789abcdef", "master": …, "m": …}, …}}
 //
 // kernels/fingerprint.h has the formula, and training/fingerprints.h what is hashed.
 #pragma once
