@@ -218,7 +218,7 @@ TEST_CASE("ranks: long sequence", "[.ranks]") {
                  "model.vocab_size=9000", concat("data.document_mask=", documents),
                  "batch.tokens_per_step=32768", "batch.micro_batch=1", "optimizer.grad_clip=0.5",
                  "schedule.steps=20", "precision.dtype=fp32", "kernels.autotune=off",
-                 concat("parallel.context=", context)});
+                 "parallel.sums=fp32", concat("parallel.context=", context)});
         };
         CAPTURE(family, seed);
         mesh_job::MeshRun run(world, Device{}, config(world.size()));
