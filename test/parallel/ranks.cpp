@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "device/cuda.h"
 #include "parallel/net/socket.h"
+#include "test/catch.h"
 #include "test/kernels/test_device.h"
 #include "test/random.h"
 
