@@ -36,6 +36,7 @@ CublasLt load() {
     find(lt.algo_heuristic, "cublasLtMatmulAlgoGetHeuristic");
     find(lt.set_desc, "cublasLtMatmulDescSetAttribute");
     find(lt.set_preference, "cublasLtMatmulPreferenceSetAttribute");
+    find(lt.set_layout, "cublasLtMatrixLayoutSetAttribute");
     find(lt.init_desc, "cublasLtMatmulDescInit_internal");
     find(lt.init_layout, "cublasLtMatrixLayoutInit_internal");
     find(lt.init_preference, "cublasLtMatmulPreferenceInit_internal");

@@ -19,6 +19,7 @@ struct CublasLt {
     decltype(&cublasLtMatmulAlgoGetHeuristic) algo_heuristic = nullptr;
     decltype(&cublasLtMatmulDescSetAttribute) set_desc = nullptr;
     decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
+    decltype(&cublasLtMatrixLayoutSetAttribute) set_layout = nullptr;
     // The functions that cublasLt.h's X_Init() call with the size of the object
     decltype(&cublasLtMatmulDescInit_internal) init_desc = nullptr;
     decltype(&cublasLtMatrixLayoutInit_internal) init_layout = nullptr;

@@ -47,6 +47,7 @@ class Builder {
         std::string name;
         int64_t out = 0, in = 0;
         std::optional<TensorSplit> split = {};
+        int64_t head_rows = 0;  // of each attention head among the outputs
         float init_std = 0;
         std::vector<std::string> parts = {};  // of the sections
     };
@@ -57,6 +58,7 @@ class Builder {
     std::pair<int, int> linear(const Linear& layer, bool has_bias, bool bias_adds = false) {
         Parameter w;
         w.name = layer.name + ".weight", w.shape = {layer.out, layer.in}, w.decay = true;
+        w.update = Update::matrix, w.head_rows = layer.head_rows;
         w.split = layer.split, w.init_std = layer.init_std;
         w.stored = stored(layer, ".weight", names_.transposed);
         const int weight = add(std::move(w));
@@ -96,6 +98,7 @@ class Builder {
                                              .out = width + 2 * keys,
                                              .in = C,
                                              .split = TensorSplit{0, {width, keys, keys}},
+                                             .head_rows = of.head_size,
                                              .init_std = init_std(),
                                              .parts = parts(names_.qkv_parts)},
                                             spec_.biases != Biases::none);

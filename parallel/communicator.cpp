@@ -48,6 +48,16 @@ std::shared_ptr<Stream> Communicator::exchange_stream(const Device& device) {
     return std::make_shared<Stream>(device, false, Stream::Priority::high);
 }
 
+void Communicator::all_to_all(Stream& stream, std::span<const Transfer> sends,
+                              std::span<const Transfer> receives, DType dtype) {
+    std::vector<Message> messages;
+    for (const Transfer& t : receives)
+        messages.push_back(post_receive(stream, t.data, t.count, dtype, t.rank));
+    for (const Transfer& t : sends)
+        messages.push_back(post_send(stream, t.data, t.count, dtype, t.rank));
+    for (const Message& message : messages) finish(message);
+}
+
 std::unique_ptr<Communicator> open_group_of_one(Activity& activity) {
     return std::make_unique<GroupOfOne>(activity);
 }

@@ -52,6 +52,16 @@ class Communicator {
     virtual void broadcast(Stream& stream, void* data, int64_t count, DType dtype, int root) = 0;
     virtual void send(Stream& stream, const void* data, int64_t count, DType dtype, int to) = 0;
     virtual void receive(Stream& stream, void* data, int64_t count, DType dtype, int from) = 0;
+    /// A message of all_to_all().
+    struct Transfer {
+        int rank = 0;  // to or from which it goes
+        void* data = nullptr;
+        int64_t count = 0;
+    };
+    /// Every rank sends messages of any sizes to any others, and receives theirs. The messages
+    /// between two ranks are in the same order on both.
+    virtual void all_to_all(Stream& stream, std::span<const Transfer> sends,
+                            std::span<const Transfer> receives, DType dtype);
     /// A message that send() or receive() may not have finished when it returns.
     struct Message {
         int64_t first = 0, end = 0;  // the numbers that the links gave its pieces

@@ -56,6 +56,8 @@ class Library {
         find(broadcast, "ncclBroadcast");
         find(send, "ncclSend");
         find(receive, "ncclRecv");
+        find(group_start, "ncclGroupStart");
+        find(group_end, "ncclGroupEnd");
         if (get_version(&version_) != ncclSuccess) version_ = 0;
         if (version_ >= registers_from) {
             find(register_buffer, "ncclCommRegister");
@@ -80,6 +82,8 @@ class Library {
     decltype(&ncclBroadcast) broadcast;
     decltype(&ncclSend) send;
     decltype(&ncclRecv) receive;
+    decltype(&ncclGroupStart) group_start;
+    decltype(&ncclGroupEnd) group_end;
     // Null in a library that is too old. Not every header that this compiles with has them.
     ncclResult_t (*register_buffer)(ncclComm_t, void* data, size_t bytes, void** handle) = nullptr;
     ncclResult_t (*deregister_buffer)(ncclComm_t, void* handle) = nullptr;
@@ -267,6 +271,27 @@ class NcclCommunicator final : public Communicator {
             return library_->receive(data, static_cast<size_t>(count), nccl_type(dtype), from,
                                      group, queue);
         });
+    }
+
+    void all_to_all(Stream& stream, std::span<const Transfer> sends,
+                    std::span<const Transfer> receives, DType dtype) override {
+        const ncclDataType_t type = nccl_type(dtype);
+        // Outside of NCCL's group, each message would wait for the one before it.
+        run("all-to-all", stream, [&](ncclComm_t group, cudaStream_t queue) {
+            ncclResult_t result = library_->group_start();
+            const auto then = [&](ncclResult_t next) {
+                if (result == ncclSuccess) result = next;
+            };
+            for (const Transfer& t : receives)
+                then(library_->receive(t.data, static_cast<size_t>(t.count), type, t.rank, group,
+                                       queue));
+            for (const Transfer& t : sends)
+                then(library_->send(t.data, static_cast<size_t>(t.count), type, t.rank, group,
+                                    queue));
+            then(library_->group_end());
+            return result;
+        });
+        for (const Transfer& t : sends) bytes_sent_ += bytes(t.count, dtype);
     }
 
     void barrier(Stream& stream) override {

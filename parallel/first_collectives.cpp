@@ -41,8 +41,8 @@ std::vector<StepCollective> all_collectives(const Mesh& mesh,
 
 /// How many elements are in memory for each of `count`.
 int64_t parts_of(const StepCollective& collective) {
-    const bool has_all =
-        collective.kind == Kind::reduce_scatter || collective.kind == Kind::all_gather;
+    const bool has_all = collective.kind == Kind::reduce_scatter ||
+                         collective.kind == Kind::all_gather || collective.kind == Kind::all_to_all;
     return has_all ? collective.group->size() : 1;
 }
 
@@ -67,6 +67,19 @@ void pass_around(Stream& stream, char* data, const StepCollective& c) {
     }
 }
 
+/// A message from each rank to each other one; what arrives lies where the message to that rank lay.
+void exchange_all(Stream& stream, char* data, const StepCollective& c) {
+    std::vector<Communicator::Transfer> sends, receives;
+    for (int rank = 0; rank < c.group->size(); ++rank) {
+        if (rank == c.group->rank()) continue;
+        char* const place = data + rank * c.count * static_cast<int64_t>(size_of(c.dtype));
+        const int64_t half = c.count / 2;
+        sends.push_back({rank, place, half});
+        receives.push_back({rank, place + half * static_cast<int64_t>(size_of(c.dtype)), half});
+    }
+    c.group->all_to_all(stream, sends, receives, c.dtype);
+}
+
 void run(Stream& stream, char* data, const StepCollective& c) {
     Communicator& group = *c.group;
     const auto own = [&] {
@@ -83,6 +96,8 @@ void run(Stream& stream, char* data, const StepCollective& c) {
             return group.broadcast(stream, data, c.count, c.dtype, group.size() - 1);
         case Kind::messages:
             return pass_around(stream, data, c);
+        case Kind::all_to_all:
+            return exchange_all(stream, data, c);
     }
 }
 

@@ -58,7 +58,10 @@ void Fingerprints::make_segments(const ParameterStore& parameters) {
         add(piece.gradient, sizeof *piece.gradient);
         add(piece.master, sizeof *piece.master);
         for (size_t k = 0; k < piece.slots.size(); ++k)
-            add(piece.slots[k], size_of(parameters.slots()[k].dtype));
+            if (piece.slots[k])
+                add(piece.slots[k], size_of(parameters.slots()[k].dtype));
+            else
+                ++sum;
     }
 }
 

@@ -18,7 +18,32 @@ int64_t blocks_of(const ParameterStore::Piece& piece) {
 
 }  // namespace
 
-std::vector<OptimizerSlot> optimizer_slots() { return {{"m"}, {"v"}}; }
+std::vector<OptimizerSlot> optimizer_slots() {
+    return {{"m"}, {.name = "v", .of_matrices = false}};
+}
+
+std::optional<MuonOptions> muon_options(const Config& config) {
+    const auto& o = config.optimizer;
+    if (o.name != OptimizerName::muon) return {};
+    return MuonOptions{o.muon_coefficients, o.muon_scale};
+}
+
+OptimizerStep optimizer_step(const Config& config, int64_t step, double rate) {
+    const auto& o = config.optimizer;
+    const double of_matrices =
+        o.matrix_learning_rate > 0 ? rate / o.learning_rate * o.matrix_learning_rate : rate;
+    return {.adamw = {.learning_rate = static_cast<float>(rate),
+                      .beta1 = static_cast<float>(o.beta1),
+                      .beta2 = static_cast<float>(o.beta2),
+                      .epsilon = static_cast<float>(o.epsilon),
+                      .weight_decay = static_cast<float>(o.weight_decay),
+                      .step = step + 1},
+            .muon = {.learning_rate = static_cast<float>(of_matrices),
+                     .momentum = static_cast<float>(o.momentum),
+                     .weight_decay = static_cast<float>(o.weight_decay),
+                     .nesterov = o.nesterov,
+                     .dtype = o.muon_dtype}};
+}
 
 Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions options)
     : parameters_(parameters),
@@ -62,6 +87,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions 
     history_ = static_cast<SpikeHistory*>(arena.take(sizeof(SpikeHistory), Purpose::workspaces));
     squares_before_ = doubles(tensors_);
     kept_squares_ = doubles(4 * tensors_);
+    if (options.muon) muon_.emplace(parameters, arena, *options.muon);
     if (arena.is_counting()) return;
 
     const std::vector<double> zeros(static_cast<size_t>(n));
@@ -95,6 +121,7 @@ void Optimizer::make_segments() {
                 {.gradient = piece.gradient, .n = n, .partials = next});
             next += blocks_of(piece);
         }
+        if (parameters_.is_matrix(piece.parameter)) continue;
         adamw_segments_[bucket].push_back(
             {.weights = piece.weights,
              .master = piece.master,
@@ -114,7 +141,7 @@ void Optimizer::begin_step(Stream& stream) {
     if (grids_) grids_->begin_step(stream);
 }
 
-void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) {
+void Optimizer::update(Stream& stream, OptimizerStep args, float scale, float clip) {
     parameters_.gradients.finish(stream);
     parameters_.weights.finish(stream);
     if (grids_)
@@ -122,15 +149,25 @@ void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) 
     else
         find_norm(stream, scale, clip);
     watch_step(stream, scale);
-    args.state = state_;
+    args.adamw.state = args.muon.state = state_;
+    if (muon_) muon_->find_directions(stream, args.muon);
     for (size_t b = 0; b < adamw_segments_.size(); ++b) {
         {
             const TraceSpan span(TraceTrack::device, stream, "update bucket", static_cast<int>(b));
-            adamw(stream, adamw_segments_[b], args);
+            adamw(stream, adamw_segments_[b], args.adamw);
+            if (muon_) muon_->update(stream, b, args.muon);
         }
         parameters_.weights.gather(stream, static_cast<int>(b));
     }
     if (grids_) grids_->update(stream, contributions_, &state_->overflow);
+}
+
+size_t Optimizer::scratch_bytes(const Stream& stream) const {
+    return muon_ ? muon_->scratch_bytes(stream) : 0;
+}
+
+void Optimizer::warm_up(Stream& stream) {
+    if (muon_) muon_->warm_up(stream);
 }
 
 void Optimizer::watch_step(Stream& stream, float scale) {

@@ -1,17 +1,21 @@
-// AdamW over this rank's share of a store's parameters: global gradient norm, clipping and update,
-// each in one pass.
+// The optimizer over this rank's share of a store's parameters: global gradient norm, clipping and
+// update, each in one pass. AdamW updates all elements, or Muon the matrices of blocks and AdamW the
+// rest.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/adamw.h"
 #include "kernels/spikes.h"
 #include "parallel/state/parameters.h"
+#include "training/config/config.h"
+#include "training/muon.h"
 
 namespace train_gpt {
 
-/// What the optimizer keeps for each element: AdamW's two moments. A store is made with these
-/// slots.
+/// What the optimizer keeps for each element: AdamW's two moments, of which matrices that Muon
+/// updates have the first, as their momentum. A store is made with these slots.
 std::vector<OptimizerSlot> optimizer_slots();
 
 struct OptimizerOptions {
@@ -24,7 +28,19 @@ struct OptimizerOptions {
     std::vector<std::string> names = {};
     /// With exact sums: of so many gradients is each sum of a step (contributions_of_step()).
     int64_t contributions = 1;
+    std::optional<MuonOptions> muon = {};  // set if the store has whole matrices
 };
+
+/// The constants of a step.
+struct OptimizerStep {
+    AdamWStep adamw;
+    MuonStep muon;
+};
+
+/// Nothing if the optimizer is AdamW alone.
+std::optional<MuonOptions> muon_options(const Config& config);
+/// The constants for the update of a step counted from 0, with this learning rate.
+OptimizerStep optimizer_step(const Config& config, int64_t step, double rate);
 
 class Optimizer {
   public:
@@ -45,14 +61,19 @@ class Optimizer {
     ///
     ///   scale        1 / valid target tokens of the step
     ///   clip         the largest global norm of the scaled gradient; 0: no clipping
-    ///   args.state   update() fills it in
+    ///   state        of both parts of args: update() fills it in
     ///
     /// If the norm is not finite, this call and all later ones change nothing. After the update,
     /// the ranks gather the weights that other ranks have updated.
     ///
     /// If exact sums overflow, this call changes nothing but the grids, and later ones change
     /// nothing until clear_overflow().
-    void update(Stream& stream, AdamWStep args, float scale, float clip);
+    void update(Stream& stream, OptimizerStep args, float scale, float clip);
+
+    /// The scratch memory that an update needs.
+    size_t scratch_bytes(const Stream& stream) const;
+    /// Runs the matrix products of an update once.
+    void warm_up(Stream& stream);
 
     /// What the last update decided, in the device's memory. The same on all ranks.
     const StepState* state_on_device() const { return state_; }
@@ -102,6 +123,7 @@ class Optimizer {
     StepState* state_ = nullptr;
     SpikeHistory* history_ = nullptr;
     bool skips_spikes_;
+    std::optional<Muon> muon_;
     // Sums of squares [tensors_] of the step before; and [2, 2, tensors_] of the last two spikes
     // and before them.
     double *squares_before_ = nullptr, *kept_squares_ = nullptr;

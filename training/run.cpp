@@ -116,7 +116,7 @@ void Run::update() {
     const Config& config = start_.given;
     Trainer& trainer = start_.trainer;
     if (flip_) flip_->before_update(trainer.parameters, step_ + 1);
-    trainer.update(adamw_step(config, step_, start_.schedule.learning_rate(step_)),
+    trainer.update(optimizer_step(config, step_, start_.schedule.learning_rate(step_)),
                    1.0f / static_cast<float>(reports_.log.size().targets),
                    static_cast<float>(config.optimizer.grad_clip));
     if (flip_) flip_->after_update(trainer.parameters, step_ + 1);

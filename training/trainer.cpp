@@ -68,7 +68,8 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                 {.sums = StepSums::count(static_cast<int>(shape.config.data.train.size())),
                  .skips_spikes = shape.config.optimizer.on_spike == OnSpike::skip,
                  .names = model.ranks() > 1 ? names_of_all(shape.spec) : std::vector<std::string>(),
-                 .contributions = contributions_of_step(shape)}),
+                 .contributions = contributions_of_step(shape),
+                 .muon = muon_options(shape.config)}),
       fingerprints(parameters, model.batch_shape(), arena, names_of_all(shape.spec),
                    shape.config.log.fingerprint_every > 0),
       feed(arena, model.batch_shape(), model.batches_in_use()),
@@ -86,7 +87,8 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
         pass_generator_.emplace(model, arena);
     else
         cached_generator_.emplace(shape.spec, registry.stages.front(), parameters, arena);
-    stream.scratch_bytes = std::max(model.scratch_bytes(stream), generator().scratch_bytes(stream));
+    stream.scratch_bytes = std::max({model.scratch_bytes(stream), generator().scratch_bytes(stream),
+                                     optimizer.scratch_bytes(stream)});
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
     if (!arena.is_counting()) *stop_request_ = 0;
@@ -166,7 +168,7 @@ void Trainer::add_losses(const TokenBatch& batch, int micro_batch) {
                                            .exact = exact});
 }
 
-void Trainer::update(const AdamWStep& args, float scale, float clip) {
+void Trainer::update(const OptimizerStep& args, float scale, float clip) {
     copy(stream, &sums()->stop_requests, stop_request_, sizeof *stop_request_);
     const StepSubmission submission;
     const TraceSpan host(TraceTrack::host, "update"), span(TraceTrack::device, stream, "update");
@@ -234,6 +236,7 @@ void Trainer::warm_up() {
             generator().feed(stream, std::span(prompt).first(n));
     }
     generator().reset();
+    optimizer.warm_up(stream);
     stream.synchronize();
 }
 

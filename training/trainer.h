@@ -81,7 +81,7 @@ struct Trainer {
     /// it; none on ranks without losses.
     std::vector<double> losses_at_spike(int64_t spike) const;
     /// The update after a step's micro-batches.
-    void update(const AdamWStep& args, float scale, float clip);
+    void update(const OptimizerStep& args, float scale, float clip);
 
     /// With exact sums, the first grids: from the gradients of the loader's first micro-batch,
     /// which is the same on all data-parallel ranks. All ranks call it; nothing is applied.

@@ -27,6 +27,12 @@ void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribut
 }
 
 template <class Value>
+void set(cublasLtMatrixLayout_t matrix, cublasLtMatrixLayoutAttribute_t attribute,
+         const Value& value) {
+    require(cublas_lt().set_layout(matrix, attribute, &value, sizeof value), "describing a matrix");
+}
+
+template <class Value>
 void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
          const Value& value) {
     require(cublas_lt().set_preference(preference, attribute, &value, sizeof value),
@@ -148,7 +154,9 @@ GemmPlans::Problem GemmPlans::problem_of(const Gemm& args, const KernelSettings&
             .n = args.n,
             .k = args.k,
             .alignment = {alignment_of(args.a), alignment_of(args.b), alignment_of(args.residual),
-                          alignment_of(args.d), alignment_of(args.vector)}};
+                          alignment_of(args.d), alignment_of(args.vector)},
+            .batch = args.batch,
+            .strides = args.strides};
 }
 
 /// Fills in everything but the algorithm and the addresses.
@@ -176,6 +184,16 @@ void GemmPlans::describe(Plan& plan, const Problem& p) {
     layout(plan.a, p.in, a_transposed ? p.k : p.m, a_transposed ? p.m : p.k);
     layout(plan.b, p.in, b_transposed ? p.n : p.k, b_transposed ? p.k : p.n);
     layout(plan.d, p.out, p.m, p.n);
+    if (p.batch == 1) return;
+    cublasLtMatrixLayoutOpaque_t* const matrices[] = {&plan.a, &plan.b, &plan.d};
+    for (size_t i = 0; i < 3; ++i)
+        set(matrices[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, p.strides[i]);
+    set_count(plan, p.batch);
+}
+
+void GemmPlans::set_count(Plan& plan, int64_t count) {
+    for (cublasLtMatrixLayoutOpaque_t* matrix : {&plan.a, &plan.b, &plan.d})
+        set(matrix, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(count));
 }
 
 /// Sets the addresses in the plan's descriptor that are not arguments of cublasLtMatmul.
@@ -196,7 +214,7 @@ cublasStatus_t GemmPlans::launch(Stream& stream, const Gemm& args, Plan& plan) {
 
 std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& plan,
                                                         const Problem& p) {
-    const size_t workspace_bytes = gemm_workspace_bytes(p.m, p.n);
+    const size_t workspace_bytes = gemm_workspace_bytes(p.batch * p.m, p.n);
     cublasLtMatmulPreferenceOpaque_t preference{};
     require(cublas_lt().init_preference(&preference, sizeof preference), "asking for algorithms");
     const auto alignment = [&](int which) {
@@ -260,7 +278,7 @@ bool GemmPlans::take_kept(Stream& stream, Plan& plan, const Problem& problem) co
     const cublasStatus_t status = cublas_lt().algo_check(
         handle_of(stream), &plan.operation, &plan.b, &plan.a, &plan.d, &plan.d, &bits, &checked);
     if (status != CUBLAS_STATUS_SUCCESS ||
-        !is_usable(bits, checked, gemm_workspace_bytes(problem.m, problem.n)))
+        !is_usable(bits, checked, gemm_workspace_bytes(problem.batch * problem.m, problem.n)))
         return false;
     plan.use = Use::product;
     plan.algorithm = {bits, checked.workspaceSize};
@@ -279,6 +297,7 @@ GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args, const Pro
 
     const std::vector<Algorithm> found = candidates(stream, plan, problem);
     if (found.empty()) return plan;
+    if (args.batch > 1) set_count(plan, args.count);
     const bool timed = stream.settings.autotune && !args.accumulate;
     plan.use = Use::product;
     plan.algorithm =
@@ -310,6 +329,7 @@ bool GemmPlans::run(Stream& stream, const Gemm& args, const SeparateWork* separa
     Plan& plan = found->second;
     if (plan.use == Use::product) {
         set_addresses(&plan.operation, args);
+        if (args.batch > 1) set_count(plan, args.count);
         require(launch(stream, args, plan), "multiplying matrices");
     } else if (args.epilogue == Epilogue::none) {
         throw Error("cuBLASLt ", cublas_lt().version(),
@@ -329,7 +349,9 @@ void GemmPlans::write(std::string& text, const Problem& p, const Kept& kept) {
     line << ' ' << separate_names[kept.separate] << std::hex;
     if (!kept.separate)
         for (uint64_t word : kept.bits.data) line << ' ' << word;
-    if (p.reserved_sms > 0) line << ' ' << p.reserved_sms;
+    if (p.reserved_sms > 0 || p.batch > 1) line << ' ' << p.reserved_sms;
+    if (p.batch > 1) line << ' ' << p.batch;
+    for (size_t i = 0; p.batch > 1 && i < p.strides.size(); ++i) line << ' ' << p.strides[i];
     text += line.str() + '\n';
 }
 
@@ -367,6 +389,7 @@ std::map<GemmPlans::Problem, GemmPlans::Kept> GemmPlans::read(const std::string&
         if (!kept.separate)
             for (uint64_t& word : kept.bits.data) from >> word;
         if (from && !from.eof()) from >> p.reserved_sms;
+        if (from && !from.eof()) from >> p.batch >> p.strides[0] >> p.strides[1] >> p.strides[2];
         std::string rest;
         if (!from || from >> rest)
             throw Error("The choices of matrix algorithms are damaged in the line \"", line,

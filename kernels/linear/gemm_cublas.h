@@ -34,6 +34,9 @@ enum class Epilogue : uint8_t {
 /// contiguous: a and b as GemmOp says, of dtype `in`; d, residual and aux [m, n], of dtype `out`;
 /// vector is a bias [n] of dtype `out`, or sums [m] in fp32. Products are summed in fp32, even if
 /// an algorithm splits k.
+///
+/// batch > 1: `count` such products without epilogue, whose a, b and d are so many elements apart.
+/// The algorithm is chosen for `batch` products and used for any number of them.
 struct Gemm {
     GemmOp op = GemmOp::nt;
     Epilogue epilogue = Epilogue::none;
@@ -43,6 +46,8 @@ struct Gemm {
     void* d = nullptr;
     const void *a = nullptr, *b = nullptr, *residual = nullptr;
     void *vector = nullptr, *aux = nullptr;
+    int64_t batch = 1, count = 1;
+    std::array<int64_t, 3> strides = {};  // of a, b and d
 };
 
 /// Scratch for a product with an m×n result. NVIDIA recommends 32 MiB for Hopper and no more for
@@ -107,6 +112,8 @@ class GemmPlans {
         // The alignment of a, b, residual, d and vector in bytes, up to 16: no algorithm gains from
         // more.
         std::array<int, 5> alignment;
+        int64_t batch = 1;
+        std::array<int64_t, 3> strides = {};
 
         auto operator<=>(const Problem&) const = default;
     };
@@ -135,6 +142,7 @@ class GemmPlans {
 
     static Problem problem_of(const Gemm& args, const KernelSettings& settings);
     static void describe(Plan& plan, const Problem& problem);
+    static void set_count(Plan& plan, int64_t count);
     static void write(std::string& text, const Problem& problem, const Kept& kept);
     static std::map<Problem, Kept> read(const std::string& text);
     static cublasStatus_t launch(Stream& stream, const Gemm& args, Plan& plan);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "parallel/state/gradient_sums.h"
+#include "parallel/state/matrices.h"
 
 namespace train_gpt {
 
@@ -23,7 +24,8 @@ Sharding sharding_of(const MeshLayout& mesh, int rank, const DataOptions& option
             .world = mesh.world(),
             .zero = splits ? options.zero : 0,
             .bucket_elements = options.bucket_elements,
-            .sums = options.sums};
+            .sums = options.sums,
+            .matrices = options.matrices};
 }
 
 namespace {
@@ -72,6 +74,15 @@ std::vector<StepCollective> collectives_of_data(const Mesh& mesh,
     if (sharding.tied_ends) group_of(SumOver::ends, mesh, sharding);
     const BucketLayout layout(parameters, sharding.size, sharding.bucket_elements);
     std::vector<StepCollective> all;
+    if (sharding.matrices && sharding.size * sharding.tensors > 1) {
+        // Two halves, as large as a matrix's parts on all ranks.
+        int64_t most = 0;
+        for (const Parameter& p : parameters)
+            if (p.update == Update::matrix) most = std::max(most, p.numel());
+        Communicator& group = group_of_matrices(mesh, sharding);
+        all.push_back({Kind::all_to_all, &group, sharding.matrices->dtype,
+                       2 * std::max<int64_t>(1, most / group.size())});
+    }
     for (const GradientSum& sum : gradient_sums(layout, parameters, sharding)) {
         const Kind kind = sum.scattered ? Kind::reduce_scatter : Kind::all_reduce;
         const int64_t count = sum.scattered ? sum.elements.n / sum.ranks : sum.elements.n;
@@ -108,6 +119,10 @@ Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
     for (const auto& [over, of_group] : moved) {
         const auto& [ranks, bytes] = of_group;
         traffic[name_of(over, mesh, s)] += bytes * (ranks - 1) / ranks;
+    }
+    if (s.matrices && s.size * s.tensors > 1) {
+        Arena counting = Arena::counting(buffers.device());
+        traffic[name_of_matrix_group(mesh, s)] += Matrices(counting, buffers).bytes_sent();
     }
     return traffic;
 }

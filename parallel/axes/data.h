@@ -2,6 +2,7 @@
 // add up gradients, and ZeRO splits the state over the ranks of shard × context.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/dtype.h"
@@ -17,6 +18,7 @@ struct DataOptions {
     bool tied_head = false;       // the output head is the embedding
     int64_t bucket_elements = 0;  // of the flat buffers
     GradientSums sums = GradientSums::fp32;
+    std::optional<MatrixUpdates> matrices = {};
 };
 
 /// How ZeRO splits the state, for a rank of the mesh. A group of one rank splits nothing.
@@ -44,7 +46,8 @@ struct UnitPass {
 /// has (not replicas and tied embeddings). Gathering n weights of w bytes over d ranks sends
 /// w·n·(d−1)/d, except with ZeRO-0. With ZeRO-3 each of `passes`, the step's in order, gathers the
 /// buckets that take turns again, except at most two that are still there. Each rank sends
-/// sums.fp64 numbers to every other rank, and all ranks all-reduce sums.int64 numbers.
+/// sums.fp64 numbers to every other rank, and all ranks all-reduce sums.int64 numbers. Whole
+/// matrices (matrices.h) have their elements sent to the owner and back, at most once each.
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
                       const std::vector<UnitPass>& passes, int64_t micro_batches,
                       const StepNumbers& sums);

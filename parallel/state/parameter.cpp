@@ -63,6 +63,19 @@ Parameter parameter_held_by(Parameter whole, const TensorRank& rank) {
     return whole;
 }
 
+std::vector<Range> matrices_of(const Parameter& p, bool heads) {
+    std::vector<int64_t> rows{p.rows()};
+    if (p.split && p.split->axis == 0) rows = p.split->sections;
+    std::vector<Range> matrices;
+    int64_t first = 0;
+    for (const int64_t section : rows) {
+        const int64_t n = heads && p.head_rows > 0 ? p.head_rows : section;
+        for (const int64_t end = first + section; first < end; first += n)
+            matrices.push_back({first, n});
+    }
+    return matrices;
+}
+
 int64_t Parameter::held_numel() const {
     if (!is_part()) return numel();
     int64_t extent = 0;

@@ -34,6 +34,12 @@ struct HeldRun {
     bool operator==(const HeldRun&) const = default;
 };
 
+/// What an optimizer may treat as a whole.
+enum class Update : uint8_t {
+    elements,  // each element for itself
+    matrix,    // the matrices that matrices_of() names
+};
+
 /// A tensor of Hugging Face's files that holds the next `rows` rows of one of ours.
 struct StoredTensor {
     std::string name;         // without the family's prefix
@@ -51,9 +57,11 @@ struct Parameter {
     /// A sweep computes the gradients of consecutive units for a micro-batch, from the last unit
     /// down, without other gradients between them. Units of different sweeps do not share a bucket.
     int sweep = 0;
-    bool is_vocabulary = false;        // a row for each token; exact sums have one grid for all
-    uint32_t id = 0;                   // its place in the whole model; keys its initial values
-    bool decay = false;                // AdamW's weight decay applies
+    bool is_vocabulary = false;  // a row for each token; exact sums have one grid for all
+    uint32_t id = 0;             // its place in the whole model; keys its initial values
+    bool decay = false;          // weight decay applies
+    Update update = Update::elements;
+    int64_t head_rows = 0;             // of each head, in the rows of q, k and v
     std::optional<TensorSplit> split;  // none: each tensor-parallel rank holds all of it
     /// A tensor-parallel rank's gradient of a whole tensor covers only its rows or heads, so that
     /// the ranks add theirs up.
@@ -94,6 +102,10 @@ std::vector<Range> part_of(const Parameter& parameter, int rank, int ranks);
 
 /// The parameter in the memory of that rank: its `padded` shape is the part's.
 Parameter parameter_held_by(Parameter whole, const TensorRank& rank);
+
+/// The logical rows of each matrix of a parameter with Update::matrix, in order: the sections of
+/// its rows (q, k, v; gate, up), or all. heads: of q, k and v each head's.
+std::vector<Range> matrices_of(const Parameter& parameter, bool heads);
 
 /// All logical elements that memory holds. They are in the same order in memory as in the tensor;
 /// a run is as long as it can be.

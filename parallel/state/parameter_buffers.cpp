@@ -96,7 +96,7 @@ void ParameterBuffers::allocate(Arena& arena) {
     gradient_ = each ? floats(owned_numel, Purpose::gradients)
                      : floats(layout_.numel(), Purpose::gradients, if_sent);
     for (const OptimizerSlot& slot : slots_)
-        slot_memory_.push_back(take(owned_numel, slot.dtype, Purpose::moments));
+        slot_memory_.push_back(take(elements_of(slot), slot.dtype, Purpose::moments));
     if (each) {
         embedding_gradients_ = floats(embedding, Purpose::gradients, if_sent);
         for (size_t turn = 0; turn < turns; ++turn)
@@ -133,35 +133,75 @@ char* ParameterBuffers::bucket_weights(size_t b) const {
     return static_cast<char*>(turn < 0 ? gathered_head_ : gathered_[turn]);
 }
 
+namespace {
+
+/// Slots that some parameters lack have the others' pieces one after the other, at this alignment.
+int64_t room_for(int64_t elements) { return (elements + 63) / 64 * 64; }
+
+}  // namespace
+
+std::vector<Range> ParameterBuffers::owned_of(int i, int rank) const {
+    const Range tensor{layout_.offset(i), parameters_[static_cast<size_t>(i)].padded_numel()};
+    const std::vector<Bucket>& buckets = layout_.buckets();
+    auto bucket = std::partition_point(buckets.begin(), buckets.end(), [&](const Bucket& b) {
+        return b.range.end() <= tensor.first;
+    });
+    std::vector<Range> owned;
+    for (; bucket != buckets.end() && bucket->range.first < tensor.end(); ++bucket)
+        if (const Range part = intersection(owned_by(*bucket, rank), tensor); part.n > 0)
+            owned.push_back({part.first - tensor.first, part.n});
+    return owned;
+}
+
+/// The elements of a slot: on every rank as many as on the rank that has most.
+int64_t ParameterBuffers::elements_of(const OptimizerSlot& slot) const {
+    if (slot.of_matrices || !sharding_.matrices)
+        return sharding_.is_split() ? layout_.shard_numel() : layout_.numel();
+    int64_t most = 0;
+    for (int rank = 0; rank < (sharding_.is_split() ? sharding_.size : 1); ++rank) {
+        int64_t n = 0;
+        for (int i = 0; i < static_cast<int>(parameters_.size()); ++i)
+            if (has(slot, i))
+                for (const Range& part : owned_of(i, rank)) n += room_for(part.n);
+        most = std::max(most, n);
+    }
+    return most;
+}
+
 void ParameterBuffers::find_pieces() {
+    int64_t packed = 0;  // elements of pieces before that are not of matrices
+    const std::vector<Bucket>& buckets = layout_.buckets();
     for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
         const Parameter& p = parameters_[static_cast<size_t>(i)];
-        const Range tensor{layout_.offset(i), p.padded_numel()};
         const bool is_first_copy =
             !sharding_.is_copy() && (p.split || sharding_.tensor == 0) && p.tied_to.empty();
-        const std::vector<Bucket>& buckets = layout_.buckets();
-        auto b = std::partition_point(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
-            return bucket.range.end() <= tensor.first;
-        });
-        for (; b != buckets.end() && b->range.first < tensor.end(); ++b) {
-            const Bucket& bucket = *b;
-            const Range mine = owned(bucket), part = intersection(mine, tensor);
-            if (part.n == 0) continue;
-            const int64_t skipped = part.first - mine.first, owned = owned_offset(bucket) + skipped;
+        for (const Range& part : owned_of(i, sharding_.rank)) {
+            const int64_t place = layout_.offset(i) + part.first;
+            const auto b = std::partition_point(
+                buckets.begin(), buckets.end(),
+                [&](const Bucket& bucket) { return bucket.range.end() <= place; });
+            const int64_t skipped = place - owned(*b).first, in_owned = owned_offset(*b) + skipped;
             const bool rounded = dtype_ == DType::bf16;
-            void* const weights = at(owned_weights(bucket), skipped);
+            void* const weights = at(owned_weights(*b), skipped);
             std::vector<char*> slots;
-            for (size_t k = 0; k < slots_.size(); ++k)
-                slots.push_back(static_cast<char*>(slot_memory_[k]) +
-                                owned * static_cast<int64_t>(size_of(slots_[k].dtype)));
-            pieces_.push_back({.parameter = i,
-                               .bucket = static_cast<int>(b - buckets.begin()),
-                               .range = {part.first - tensor.first, part.n},
-                               .weights = rounded ? static_cast<bf16*>(weights) : nullptr,
-                               .master = rounded ? master_ + owned : static_cast<float*>(weights),
-                               .gradient = owned_gradients(bucket) + skipped,
-                               .slots = std::move(slots),
-                               .is_first_copy = is_first_copy});
+            for (size_t k = 0; k < slots_.size(); ++k) {
+                const bool is_packed = sharding_.matrices && !slots_[k].of_matrices;
+                slots.push_back(has(slots_[k], i)
+                                    ? static_cast<char*>(slot_memory_[k]) +
+                                          (is_packed ? packed : in_owned) *
+                                              static_cast<int64_t>(size_of(slots_[k].dtype))
+                                    : nullptr);
+            }
+            if (!is_matrix(i)) packed += room_for(part.n);
+            pieces_.push_back(
+                {.parameter = i,
+                 .bucket = static_cast<int>(b - buckets.begin()),
+                 .range = part,
+                 .weights = rounded ? static_cast<bf16*>(weights) : nullptr,
+                 .master = rounded ? master_ + in_owned : static_cast<float*>(weights),
+                 .gradient = owned_gradients(*b) + skipped,
+                 .slots = std::move(slots),
+                 .is_first_copy = is_first_copy});
         }
     }
 }

@@ -16,11 +16,12 @@
 
 namespace train_gpt {
 
-/// What an optimizer keeps of each element besides the master weight, such as a moment. Buffers,
+/// What an optimizer keeps of elements besides the master weight, such as a moment. Buffers,
 /// files and plans have whatever slots there are.
 struct OptimizerSlot {
     std::string name;           // in optimizer files and ParameterState
     DType dtype = DType::fp32;  // fp32 or bf16
+    bool of_matrices = true;    // also of parameters that are updated as whole matrices
 
     bool operator==(const OptimizerSlot&) const = default;
 };
@@ -51,12 +52,21 @@ class ParameterBuffers {
     const Sharding& sharding() const { return sharding_; }
     const BucketLayout& layout() const { return layout_; }
     const std::vector<OptimizerSlot>& slots() const { return slots_; }
+    /// Whether a parameter is updated as whole matrices, and whether it has a slot.
+    bool is_matrix(int i) const {
+        return sharding_.matrices && parameters_[static_cast<size_t>(i)].update == Update::matrix;
+    }
+    bool has(const OptimizerSlot& slot, int i) const { return slot.of_matrices || !is_matrix(i); }
     /// The first bucket of a unit; only unit 0 may have several.
     size_t first_bucket(int unit) const { return bucket_of_unit_[static_cast<size_t>(unit)]; }
     /// The elements of a bucket that this rank updates.
-    Range owned(const Bucket& bucket) const {
-        return sharding_.is_split() ? layout_.shard_of(bucket, sharding_.rank) : bucket.range;
+    Range owned(const Bucket& bucket) const { return owned_by(bucket, sharding_.rank); }
+    /// The same of another rank among those that the state is split over.
+    Range owned_by(const Bucket& bucket, int rank) const {
+        return sharding_.is_split() ? layout_.shard_of(bucket, rank) : bucket.range;
     }
+    /// The ranges of parameter i, in memory, that such a rank updates.
+    std::vector<Range> owned_of(int i, int rank) const;
 
     /// Weight of parameter i in the compute dtype, padded shape. A model takes it from a lease
     /// (Weights::acquire).
@@ -111,7 +121,7 @@ class ParameterBuffers {
         Range range;              // of the tensor's padded elements
         bf16* weights = nullptr;  // null in fp32, where the master is the weight
         float *master = nullptr, *gradient = nullptr;
-        std::vector<char*> slots;  // in the order of slots()
+        std::vector<char*> slots;  // in the order of slots(); null: the parameter has no such slot
         /// No earlier rank of the run updates the same elements, or a copy of them.
         bool is_first_copy = true;
 
@@ -125,6 +135,7 @@ class ParameterBuffers {
     void find_units();
     void allocate(Arena& arena);
     void find_pieces();
+    int64_t elements_of(const OptimizerSlot& slot) const;
     /// Where the owned elements of a bucket lie in buffers that hold only such.
     int64_t owned_offset(const Bucket& bucket) const {
         return sharding_.is_split() ? layout_.shard_offset(bucket) : bucket.range.first;

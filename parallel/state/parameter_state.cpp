@@ -37,23 +37,26 @@ void ParameterState::initialize(uint64_t seed) {
         set(i, values);
         if (!buffers_.training()) continue;
         std::fill(values.begin(), values.end(), 0.0f);
-        for (const OptimizerSlot& slot : buffers_.slots()) write(slot.name, i, 0, values);
+        for (const OptimizerSlot& slot : buffers_.slots())
+            if (buffers_.has(slot, i)) write(slot.name, i, 0, values);
     }
 }
 
 void ParameterState::fill_weights(Stream& stream) {
+    for (const std::span<std::byte> weights : buffers_.whole_weights())
+        fill(stream, weights, buffers_.dtype());
+}
+
+void ParameterState::fill(Stream& stream, std::span<std::byte> memory, DType dtype) {
     constexpr int64_t period = 65537;  // a prime number, so that rows of a matrix differ
-    for (const std::span<std::byte> weights : buffers_.whole_weights()) {
-        const auto n = static_cast<int64_t>(weights.size() / size_of(buffers_.dtype()));
-        std::vector<float> values(static_cast<size_t>(std::min(period, n)));
-        RandomStream(0, RandomPurpose::synthetic, 0, 0)
-            .fill_normal(values.data(), std::ssize(values), 0.02f);
-        write_values({reinterpret_cast<char*>(weights.data()), buffers_.dtype()}, values);
-        size_t done = values.size() * size_of(buffers_.dtype());
-        for (; done < weights.size(); done *= 2)
-            copy(stream, weights.data() + done, weights.data(),
-                 std::min(done, weights.size() - done));
-    }
+    const auto n = static_cast<int64_t>(memory.size() / size_of(dtype));
+    std::vector<float> values(static_cast<size_t>(std::min(period, n)));
+    RandomStream(0, RandomPurpose::synthetic, 0, 0)
+        .fill_normal(values.data(), std::ssize(values), 0.02f);
+    write_values({reinterpret_cast<char*>(memory.data()), dtype}, values);
+    size_t done = values.size() * size_of(dtype);
+    for (; done < memory.size(); done *= 2)
+        copy(stream, memory.data() + done, memory.data(), std::min(done, memory.size() - done));
 }
 
 void ParameterState::clear_padding() {
@@ -64,7 +67,8 @@ void ParameterState::clear_padding() {
         for (int64_t first = p.held_numel(); first < p.padded_numel(); first += piece_elements) {
             const auto piece = std::span(zeros).first(
                 static_cast<size_t>(std::min(piece_elements, p.padded_numel() - first)));
-            for (const OptimizerSlot& state : saved()) write_held(state.name, i, first, piece);
+            for (const OptimizerSlot& state : saved())
+                if (buffers_.has(state, i)) write_held(state.name, i, first, piece);
         }
     }
 }

@@ -19,10 +19,11 @@ class ParameterState {
     /// Initial values from the registry: normal(init_mean, init_std) by Philox keyed by (seed,
     /// parameter's id, element); the optimizer's slots zero, padding zero.
     void initialize(uint64_t seed);
-    /// Fills the weights that the model sees, padding included, with small random numbers that
-    /// repeat after 65,537 elements: for timing kernels before the real weights are there. Takes
-    /// little time.
+    /// Fills the weights that the model sees, padding included, or other memory, with small random
+    /// numbers that repeat after 65,537 elements: for timing kernels before the real values are
+    /// there. Takes little time.
     void fill_weights(Stream& stream);
+    void fill(Stream& stream, std::span<std::byte> memory, DType dtype);
     /// Sets parameter i from its logical elements: master and weight, padding zero.
     void set(int i, std::span<const float> values);
     /// The logical elements of parameter i in fp32: the master where this rank holds it, else the
@@ -44,7 +45,8 @@ class ParameterState {
     void read_held(std::string_view state, int i, int64_t first, std::span<float> values) const;
     void write_held(std::string_view state, int i, int64_t first, std::span<const float> values);
     static constexpr std::string_view master = "master", gradient = "gradient";
-    /// What a checkpoint has of each element: the master, and the optimizer's slots.
+    /// What a checkpoint has: masters, and the optimizer's slots of the parameters that have them
+    /// (ParameterBuffers::has).
     std::vector<OptimizerSlot> saved() const;
     /// The first n elements of a piece of a state, in its dtype, for the host to read: in place, or
     /// from a GPU copied into `copied`.
@@ -64,6 +66,7 @@ class ParameterState {
             return {data + element * static_cast<int64_t>(size_of(dtype)), dtype};
         }
     };
+    /// Null data: the parameter has no such slot.
     Place place_of(const ParameterBuffers::Piece& piece, std::string_view state) const;
     void write_values(const Place& to, std::span<const float> values);
     void read_values(const Place& from, std::span<float> values) const;

@@ -23,7 +23,9 @@ ParameterStore::ParameterStore(Arena& arena, std::vector<Parameter> parameters, 
                  : std::nullopt),
       weights(*this),
       gradients(*this, grids()),
-      state(*this) {}
+      state(*this) {
+    if (use == Use::training && sharding.matrices) matrices.emplace(arena, *this);
+}
 
 void ParameterStore::connect(const Mesh& mesh, StepClock* clock, TensorGroup* tensor) {
     assert(mesh.layout().world() == sharding().world);
@@ -34,6 +36,7 @@ void ParameterStore::connect(const Mesh& mesh, StepClock* clock, TensorGroup* te
                                    std::vector<std::string>{mesh.name_of(*everyone_)}, clock);
     gradients.connect(mesh, *exchange_, tensor);
     weights.connect(mesh, *exchange_);
+    if (matrices) matrices->connect(mesh, *exchange_);
 }
 
 void ParameterStore::gather_from_ranks(Stream& stream, double* out, const double* in, int64_t n) {

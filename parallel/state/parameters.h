@@ -9,6 +9,7 @@
 
 #include "parallel/state/exchange.h"
 #include "parallel/state/gradients.h"
+#include "parallel/state/matrices.h"
 #include "parallel/state/parameter_buffers.h"
 #include "parallel/state/parameter_state.h"
 #include "parallel/state/weights.h"
@@ -16,8 +17,8 @@
 namespace train_gpt {
 
 /// The buffers, and what is done with them: a model leases `weights` and writes `gradients`;
-/// `state` is what comes from files and goes there. Weights and gradients share one Exchange with
-/// the other ranks.
+/// `state` is what comes from files and goes there; `matrices` are whole for an optimizer. All
+/// share one Exchange with the other ranks.
 class ParameterStore : public ParameterBuffers {
   public:
     /// model: if sums are exact, all parameters of the model, by Parameter::id; empty: `parameters`
@@ -53,6 +54,7 @@ class ParameterStore : public ParameterBuffers {
     Weights weights;
     Gradients gradients;
     ParameterState state;
+    std::optional<Matrices> matrices;  // if an optimizer updates whole matrices (Sharding)
 };
 
 }  // namespace train_gpt

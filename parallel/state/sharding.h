@@ -2,6 +2,7 @@
 // al., arXiv 1910.02054).
 #pragma once
 #include <cstdint>
+#include <optional>
 
 #include "base/dtype.h"
 
@@ -12,6 +13,12 @@ enum class GradientSums : uint8_t {
     fp32,   // in fp32
     bf16,   // sums in memory in fp32, and rounded to bf16 on their way between ranks
     exact,  // each micro-batch's gradients are rounded to grids and added as integers (grids.h)
+};
+
+/// How an optimizer gets whole matrices to update (matrices.h).
+struct MatrixUpdates {
+    DType dtype = DType::bf16;  // of a matrix's momentum, and of its update
+    bool heads = false;         // each head of q, k and v is a matrix of its own
 };
 
 struct Sharding {
@@ -31,6 +38,7 @@ struct Sharding {
     int zero = 1;
     int64_t bucket_elements = (int64_t{64} << 20) / 4;
     GradientSums sums = GradientSums::fp32;
+    std::optional<MatrixUpdates> matrices = {};  // nothing: each element is updated for itself
 
     bool is_exact() const { return sums == GradientSums::exact; }
     /// A micro-batch's gradients stand alone: kernels write them to memory of their own, from which

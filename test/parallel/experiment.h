@@ -169,7 +169,7 @@ class Rank {
             }
             trainer_.execute(action);
         }
-        trainer_.update(adamw_step(config_, step_++, 5e-4), 1.0f / static_cast<float>(targets),
+        trainer_.update(optimizer_step(config_, step_++, 5e-4), 1.0f / static_cast<float>(targets),
                         static_cast<float>(config_.optimizer.grad_clip));
         trainer_.stream.synchronize();
         return trainer_.outcomes.pop();

@@ -188,7 +188,7 @@ class MeshRun {
             }
             trainer_.execute(action);
         }
-        trainer_.update(adamw_step(config_, steps_, learning_rate(config_, steps_, 20)),
+        trainer_.update(optimizer_step(config_, steps_, learning_rate(config_, steps_, 20)),
                         1.0f / static_cast<float>(config_.batch.tokens_per_step),
                         static_cast<float>(config_.optimizer.grad_clip));
         ++steps_;

@@ -11,6 +11,8 @@
 
 #include "base/dtype.h"
 #include "device/stream.h"
+#include "kernels/muon/muon.h"
+#include "kernels/muon/newton_schulz.h"
 #include "model/recompute.h"
 #include "model/spec.h"
 #include "parallel/pipeline/pipeline_schedule.h"
@@ -40,6 +42,38 @@ enum class OnSpike { report, skip };
 template <>
 struct WordsOf<OnSpike> {
     static constexpr Word<OnSpike> list[] = {{"report", OnSpike::report}, {"skip", OnSpike::skip}};
+};
+
+enum class OptimizerName { adamw, muon };
+
+template <>
+struct WordsOf<OptimizerName> {
+    static constexpr Word<OptimizerName> list[] = {{"adamw", OptimizerName::adamw},
+                                                   {"muon", OptimizerName::muon}};
+};
+
+template <>
+struct WordsOf<NewtonSchulzList> {
+    static constexpr Word<NewtonSchulzList> list[] = {
+        {"quintic", NewtonSchulzList::quintic},
+        {"tuned", NewtonSchulzList::tuned},
+        {"polar_express", NewtonSchulzList::polar_express},
+        {"polar_express_8", NewtonSchulzList::polar_express_8},
+        {"cans", NewtonSchulzList::cans},
+        {"cubic", NewtonSchulzList::cubic},
+        {"deepseek", NewtonSchulzList::deepseek}};
+};
+
+template <>
+struct WordsOf<MuonScale> {
+    static constexpr Word<MuonScale> list[] = {{"rms", MuonScale::rms},
+                                               {"spectral", MuonScale::spectral}};
+};
+
+template <>
+struct WordsOf<DType> {
+    static constexpr Word<DType> list[] = {{name_of(DType::bf16), DType::bf16},
+                                           {name_of(DType::fp32), DType::fp32}};
 };
 
 /// std::nullopt: the program chooses.
@@ -196,6 +230,14 @@ struct Config {
                grad_clip = 1.0;  // 0: no clipping
         double z_loss = 0;
         OneOf<OnSpike> on_spike = OnSpike::report;
+        OneOf<OptimizerName> name = {};
+        // Muon's
+        double matrix_learning_rate = 0;  // 0: learning_rate
+        double momentum = 0.95;
+        bool nesterov = true, muon_heads = false;
+        OneOf<NewtonSchulzList> muon_coefficients = {};
+        OneOf<MuonScale> muon_scale = {};
+        OneOf<DType> muon_dtype = DType::bf16;
     } optimizer;
 
     struct Schedule {

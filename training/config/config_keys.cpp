@@ -136,7 +136,30 @@ constexpr ConfigKey table[] = {
      "Tokens per sequence, at most `model.n_ctx`; 0: `model.n_ctx`."},
 
     // AdamW computes in fp32, where these must not become 0, 1 or infinite.
-    {KEY(optimizer.learning_rate), above_up_to(0, 1e37), "AdamW's peak learning rate."},
+    {KEY(optimizer.name), one_of<OptimizerName>(),
+     "`adamw`: AdamW updates all parameters. `muon`: Muon updates the matrices of blocks (q, k, v, "
+     "gate and up apart), and AdamW embeddings, head, norms and biases."},
+    {KEY(optimizer.learning_rate), above_up_to(0, 1e37), "The peak learning rate."},
+    {KEY(optimizer.matrix_learning_rate), between(0, 1e37),
+     "Muon: the peak learning rate of matrices; 0: `optimizer.learning_rate`, which suits both "
+     "with `optimizer.muon_scale=rms`."},
+    {KEY(optimizer.momentum), between(0, 0.9999999), "Muon: decay of the sum of gradients."},
+    {KEY(optimizer.nesterov), any_text(),
+     "Muon: the direction is that of the gradient + momentum · sum, one step ahead of the sum."},
+    {KEY(optimizer.muon_coefficients), one_of<NewtonSchulzList>(),
+     "Muon: the polynomials that bring a matrix's singular values near 1. `quintic`: Jordan's, "
+     "five "
+     "times the same (0.7 to 1.2). `tuned`: five from modded-nanogpt. `polar_express` and "
+     "`polar_express_8`: Amsel et al. `cans`: Grishina et al. `cubic`: without the square, a "
+     "quarter less work. `deepseek`: ten steps, nearest to 1."},
+    {KEY(optimizer.muon_scale), one_of<MuonScale>(),
+     "Muon: the factor of a direction. `rms`: 0.2·√max(rows, columns), so that elements change as "
+     "with AdamW, and its learning rate and decay suit. `spectral`: √max(1, rows / columns), for a "
+     "learning rate near 0.02."},
+    {KEY(optimizer.muon_heads), any_text(),
+     "Muon: each head's part of q, k and v is a matrix of its own."},
+    {KEY(optimizer.muon_dtype), one_of<DType>(),
+     "Muon: what products of the iteration are computed in, and what ranks send."},
     {KEY(optimizer.weight_decay), between(0, 1e6),
      "Decoupled weight decay, applied to matrices only."},
     {KEY(optimizer.beta1), between(0, 0.9999999), "Decay of the gradient's running mean."},

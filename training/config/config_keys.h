@@ -23,7 +23,8 @@ using WholeNumbers = std::vector<int>;
 using KeyField = std::variant<
     int*, std::optional<int>*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*,
     WholeNumbers*, OneOf<PipelineKind>*, OneOf<Decay>*, OneOf<std::optional<GradientSums>>*,
-    OneOf<OnSpike>*, OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
+    OneOf<OnSpike>*, OneOf<OptimizerName>*, OneOf<NewtonSchulzList>*, OneOf<MuonScale>*,
+    OneOf<DType>*, OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
     OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
     OneOf<std::optional<Biases>>*, OneOf<std::optional<bool>>*, OneOf<std::optional<Positions>>*,
     OneOf<RopeScaling>*, OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
@@ -48,7 +49,7 @@ struct KeyRule {
     double low = -infinity, high = infinity;
     bool above_low = false;  // low itself is not valid
     bool is_path = false;    // a text in which "~" stands for the home folder
-    std::array<std::string_view, 5> word_list{};
+    std::array<std::string_view, 7> word_list{};
     size_t word_count = 0;
 
     std::span<const std::string_view> words() const {

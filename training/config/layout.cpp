@@ -119,6 +119,15 @@ LoaderOptions loader_options(const Config& config, const MeshLayout& mesh, int r
             .document_boundary = {}};
 }
 
+namespace {
+
+std::optional<MatrixUpdates> matrix_updates(const Config& config) {
+    if (config.optimizer.name != OptimizerName::muon) return {};
+    return MatrixUpdates{config.optimizer.muon_dtype, config.optimizer.muon_heads};
+}
+
+}  // namespace
+
 Sharding sharding_of(const RunShape& shape, int rank) {
     const auto& p = shape.config.parallel;
     return sharding_of(
@@ -126,7 +135,8 @@ Sharding sharding_of(const RunShape& shape, int rank) {
         {.zero = p.zero.value_or(1),
          .tied_head = shape.spec.tied_head,
          .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
-         .sums = sums_of(shape.config)});
+         .sums = sums_of(shape.config),
+         .matrices = matrix_updates(shape.config)});
 }
 
 TensorOptions tensor_options(const Config& config, const TensorRank& tensor) {
@@ -249,16 +259,6 @@ KernelSettings kernel_settings(const Config& config) {
             .deterministic = k.deterministic,
             .autotune = k.autotune,
             .tf32 = config.precision.tf32};
-}
-
-AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
-    const auto& o = config.optimizer;
-    return {.learning_rate = static_cast<float>(rate),
-            .beta1 = static_cast<float>(o.beta1),
-            .beta2 = static_cast<float>(o.beta2),
-            .epsilon = static_cast<float>(o.epsilon),
-            .weight_decay = static_cast<float>(o.weight_decay),
-            .step = step + 1};
 }
 
 }  // namespace train_gpt

@@ -10,7 +10,6 @@
 #include "dataloader/loader.h"
 #include "device/device.h"
 #include "device/stream.h"
-#include "kernels/adamw.h"
 #include "model/recompute.h"
 #include "model/registry.h"
 #include "model/spec.h"
@@ -100,7 +99,5 @@ StepSizes sizes_of_step(const RunShape& shape, const Device& device,
 
 /// Which kernels the configuration asks for. Throws Error for one that is not in this build.
 KernelSettings kernel_settings(const Config& config);
-/// AdamW's constants, and the learning rate, for the update of a step counted from 0.
-AdamWStep adamw_step(const Config& config, int64_t step, double rate);
 
 }  // namespace train_gpt

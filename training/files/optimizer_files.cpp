@@ -78,7 +78,8 @@ std::vector<ElementRuns> joined(std::span<const HeldRun> runs) {
 void write_optimizer_file(const fs::path& path, const ParameterStore& parameters,
                           Activity& activity) {
     struct Saved {
-        const Parameter* parameter;
+        int parameter;
+        std::string key;
         ElementRuns runs;
     };
     std::vector<Saved> saved;
@@ -94,22 +95,24 @@ void write_optimizer_file(const fs::path& path, const ParameterStore& parameters
             runs.insert(runs.end(), of_piece.begin(), of_piece.end());
             pieces.push_back(&piece);
         }
-        for (const ElementRuns& of_file : joined(runs)) saved.push_back({&p, of_file});
+        for (const ElementRuns& of_file : joined(runs))
+            saved.push_back({i, key_of(p, of_file), of_file});
     }
     std::vector<TensorInfo> tensors;
     std::map<std::string, std::string> metadata{{"format", "pt"}};
     const std::vector<OptimizerSlot> states = parameters.state.saved();
     for (const OptimizerSlot& state : states)
         for (const Saved& s : saved)
-            tensors.push_back({.name = concat(state.name, "/", key_of(*s.parameter, s.runs)),
-                               .dtype = names_of(stored_type_of(state.dtype)).safetensors,
-                               .shape = {s.runs.numel()}});
-    for (const Saved& s : saved)
-        metadata[range_prefix + key_of(*s.parameter, s.runs)] = text_of(s.runs, '-');
+            if (parameters.has(state, s.parameter))
+                tensors.push_back({.name = concat(state.name, "/", s.key),
+                                   .dtype = names_of(stored_type_of(state.dtype)).safetensors,
+                                   .shape = {s.runs.numel()}});
+    for (const Saved& s : saved) metadata[range_prefix + s.key] = text_of(s.runs, '-');
     SafetensorsWriter writer(path, std::move(tensors), metadata);
     std::vector<std::byte> copied;
     for (const OptimizerSlot& state : states)
         for (const ParameterStore::Piece* piece : pieces) {
+            if (!parameters.has(state, piece->parameter)) continue;
             activity.pulse();
             const Parameter& p = parameters.parameters()[static_cast<size_t>(piece->parameter)];
             writer.append(
@@ -185,7 +188,8 @@ void OptimizerFiles::load(ParameterStore& parameters, const std::function<void()
             const std::vector<HeldRun> held = runs_in_memory(all, held_range(p, piece));
             for (const SavedElements& saved : of_parameter) {
                 const std::vector<Move> moves = moves_into(held, saved.runs);
-                for (const OptimizerSlot& state : states)
+                for (const OptimizerSlot& state : states) {
+                    if (!parameters.has(state, i)) continue;
                     for (auto move = moves.begin(); move != moves.end();) {
                         // What is consecutive in memory is written at once.
                         if (pulse) pulse();
@@ -199,6 +203,7 @@ void OptimizerFiles::load(ParameterStore& parameters, const std::function<void()
                         }
                         parameters.state.write_held(state.name, i, begin, values);
                     }
+                }
             }
         }
     }

@@ -1,0 +1,43 @@
+// Muon over this rank's share of a store's matrices.
+#pragma once
+#include <cstddef>
+#include <vector>
+
+#include "kernels/muon/muon.h"
+#include "kernels/muon/newton_schulz.h"
+#include "parallel/state/parameters.h"
+
+namespace train_gpt {
+
+struct MuonOptions {
+    NewtonSchulzList coefficients = NewtonSchulzList::quintic;
+    MuonScale scale = MuonScale::rms;
+};
+
+class Muon {
+  public:
+    /// parameters.matrices is set.
+    Muon(ParameterStore& parameters, Arena& arena, const MuonOptions& options);
+
+    /// The scratch memory of its matrix products.
+    size_t scratch_bytes(const Stream& stream) const;
+    /// Runs the products of a step once, on random numbers.
+    void warm_up(Stream& stream);
+    /// Adds the gradients to the momentum, and finds the direction of every matrix. All ranks that
+    /// share the state of a stage call it.
+    void find_directions(Stream& stream, const MuonStep& args);
+    /// Updates what this rank updates of a bucket's matrices.
+    void update(Stream& stream, size_t bucket, const MuonStep& args);
+
+  private:
+    void make_segments();
+    void orthogonalize(Stream& stream);
+
+    ParameterStore& parameters_;
+    MuonOptions options_;
+    std::vector<std::vector<MuonSegment>> segments_;  // of each bucket
+    std::vector<MuonSegment> all_segments_;
+    void* workspace_ = nullptr;
+};
+
+}  // namespace train_gpt
