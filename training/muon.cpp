@@ -22,13 +22,11 @@ float scale_of(MuonScale kind, int64_t rows, int64_t cols) {
 
 Muon::Muon(ParameterStore& parameters, Arena& arena, const MuonOptions& options)
     : parameters_(parameters), options_(options), segments_(parameters.layout().buckets().size()) {
-    // For all matrices, so that every rank takes as much.
-    const DType dtype = parameters.matrices->dtype();
-    size_t bytes = 0;
-    for (const OwnedMatrix& m : owned_matrices(parameters))
-        bytes =
-            std::max(bytes, newton_schulz_workspace_bytes(arena.device(), dtype, m.rows.n, m.cols));
-    workspace_ = arena.take(bytes, Purpose::workspaces);
+    // For all shapes, so that every rank takes as much.
+    const Matrices& matrices = *parameters.matrices;
+    workspace_ = arena.take(
+        newton_schulz_workspace_bytes(arena.device(), matrices.dtype(), matrices.shapes()),
+        Purpose::workspaces);
     if (!arena.is_counting()) make_segments();
 }
 
@@ -64,19 +62,18 @@ void Muon::make_segments() {
 }
 
 size_t Muon::scratch_bytes(const Stream& stream) const {
-    size_t bytes = 0;
-    for (const OwnedMatrix& m : owned_matrices(parameters_))
-        bytes = std::max(bytes, newton_schulz_scratch_bytes(stream, parameters_.matrices->dtype(),
-                                                            m.rows.n, m.cols));
-    return bytes;
+    const Matrices& matrices = *parameters_.matrices;
+    return newton_schulz_scratch_bytes(stream, matrices.dtype(), matrices.shapes());
 }
 
 void Muon::warm_up(Stream& stream) {
     const DType dtype = parameters_.matrices->dtype();
-    for (const Matrices::Group& group : parameters_.matrices->groups()) {
-        const auto bytes =
-            static_cast<size_t>(group.count * group.rows * group.cols) * size_of(dtype);
-        parameters_.state.fill(stream, {static_cast<std::byte*>(group.data), bytes}, dtype);
+    for (const MatrixGroup& group : parameters_.matrices->groups()) {
+        const int64_t numel = group.count * group.shape.rows * group.shape.cols;
+        parameters_.state.fill(
+            stream,
+            {static_cast<std::byte*>(group.data), static_cast<size_t>(numel) * size_of(dtype)},
+            dtype);
     }
     orthogonalize(stream);
 }
@@ -93,14 +90,10 @@ void Muon::find_directions(Stream& stream, const MuonStep& args) {
 
 void Muon::orthogonalize(Stream& stream) {
     const TraceSpan span(TraceTrack::device, stream, "orthogonalize");
-    for (const Matrices::Group& group : parameters_.matrices->groups())
-        newton_schulz(stream, {.x = group.data,
-                               .dtype = parameters_.matrices->dtype(),
-                               .count = group.count,
-                               .rows = group.rows,
-                               .cols = group.cols,
-                               .coefficients = options_.coefficients,
-                               .workspace = workspace_});
+    newton_schulz(stream, {.groups = parameters_.matrices->groups(),
+                           .dtype = parameters_.matrices->dtype(),
+                           .coefficients = options_.coefficients,
+                           .workspace = workspace_});
 }
 
 void Muon::update(Stream& stream, size_t bucket, const MuonStep& args) {

@@ -33,8 +33,8 @@ struct OptimizerOptions {
 
 /// The constants of a step.
 struct OptimizerStep {
-    AdamWStep adamw;
-    MuonStep muon;
+    AdamWStep adamw = {};
+    MuonStep muon = {};
 };
 
 /// Nothing if the optimizer is AdamW alone.

@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <exception>
+#include <functional>
+#include <numeric>
 #include <utility>
+#include <vector>
+
+#include <omp.h>
 
 #include "base/tensor.h"
 #include "device/copy.h"
@@ -57,10 +62,10 @@ struct Shape {
     bool transposed;
     SymmetricPanels panels;
 
-    Shape(int64_t rows, int64_t cols)
-        : m(std::min(rows, cols)),
-          n(std::max(rows, cols)),
-          transposed(rows > cols),
+    explicit Shape(const MatrixShape& shape)
+        : m(std::min(shape.rows, shape.cols)),
+          n(std::max(shape.rows, shape.cols)),
+          transposed(shape.rows > shape.cols),
           panels{m, panel_rows(m)} {}
 
   private:
@@ -73,10 +78,15 @@ struct Shape {
 
 /// So many matrices of a shape are multiplied at a time. This depends on nothing else, so that
 /// products are the same whichever rank has which matrices.
-int64_t batch_of(const Device& device, int64_t rows, int64_t cols) {
+int64_t batch_of(const Device& device, const MatrixShape& shape) {
     constexpr int64_t most = 16, most_elements = int64_t{1} << 24;
-    return device.is_cuda() ? std::clamp<int64_t>(most_elements / (rows * cols), 1, most) : 1;
+    return device.is_cuda()
+               ? std::clamp<int64_t>(most_elements / (shape.rows * shape.cols), 1, most)
+               : 1;
 }
+
+/// On a CPU: too small for all threads to share the work on it well.
+bool is_small(const MatrixShape& shape) { return std::min(shape.rows, shape.cols) <= 1024; }
 
 size_t aligned(int64_t elements, size_t element_bytes) {
     constexpr size_t alignment = 256;
@@ -107,20 +117,33 @@ struct Workspace {
 
 // --- on the CPU ----------------------------------------------------------------------------------
 
-/// 1 / (safety·‖x‖ + epsilon) of n elements, from sums of rows in a fixed order.
+// Transposes go through squares that stay in the first-level cache.
+constexpr int64_t tile = 32;
+
+template <class T>
+struct Tile {
+    alignas(64) T rows[tile][tile];
+
+    /// Writes [rows, cols] of it as [cols, rows] to `to`, whose rows are `stride` elements apart.
+    void write_transposed(T* to, int64_t stride, int64_t row_count, int64_t col_count) const {
+        for (int64_t c = 0; c < col_count; ++c)
+            for (int64_t r = 0; r < row_count; ++r) to[c * stride + r] = rows[r][c];
+    }
+};
+
+/// 1 / (safety·‖x‖ + epsilon). Rows are added up in order.
 template <class T>
 float scale_of(const T* x, int64_t rows, int64_t cols, float safety, float epsilon) {
-    double total = 0;
-#pragma omp parallel for ordered schedule(static, 1)
+    std::vector<double> sums(static_cast<size_t>(rows));
+#pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; ++r) {
         const T* const row = x + r * cols;
-        const double sum = lane_sum<double>(cols, [=](int64_t i) {
+        sums[static_cast<size_t>(r)] = lane_sum<double>(cols, [=](int64_t i) {
             const float value = to_float(row[i]);
             return value * value;
         });
-#pragma omp ordered
-        total += sum;
     }
+    const double total = std::accumulate(sums.begin(), sums.end(), 0.0);
     return 1.0f / (safety * static_cast<float>(std::sqrt(total)) + epsilon);
 }
 
@@ -132,13 +155,19 @@ void scale_into(T* y, const T* x, int64_t rows, int64_t cols, bool transposed, f
         for (int64_t i = 0; i < rows * cols; ++i) store(y[i], scale * to_float(x[i]));
         return;
     }
-    constexpr int64_t tile = 32;
 #pragma omp parallel for collapse(2) schedule(static)
     for (int64_t c = 0; c < cols; c += tile)
-        for (int64_t r = 0; r < rows; r += tile)
-            for (int64_t i = c; i < std::min(c + tile, cols); ++i)
-                for (int64_t j = r; j < std::min(r + tile, rows); ++j)
-                    store(y[i * rows + j], scale * to_float(x[j * cols + i]));
+        for (int64_t r = 0; r < rows; r += tile) {
+            Tile<T> square;
+            const int64_t height = std::min(tile, rows - r), width = std::min(tile, cols - c);
+            for (int64_t i = 0; i < height; ++i) {
+                const T* const from = x + (r + i) * cols + c;
+#pragma omp simd
+                for (int64_t j = 0; j < width; ++j)
+                    store(square.rows[i][j], scale * to_float(from[j]));
+            }
+            square.write_transposed(y + c * rows + r, rows, height, width);
+        }
 }
 
 template <class T>
@@ -149,26 +178,29 @@ void polynomial(const SymmetricPolynomial& p, int64_t which) {
     const T *first = static_cast<const T*>(p.first) + which * panels.numel(),
             *second = p.second ? static_cast<const T*>(p.second) + which * panels.numel() : nullptr;
     // Squares on and below the diagonal, each with its mirror image.
-    constexpr int64_t tile = 64;
-    const int64_t tiles = (n + tile - 1) / tile;
-#pragma omp parallel for schedule(static, 1)
-    for (int64_t ti = 0; ti < tiles; ++ti)
-        for (int64_t tj = 0; tj <= ti; ++tj) {
-            const int64_t last_row = std::min(n, (ti + 1) * tile);
-            for (int64_t i = ti * tile; i < last_row; ++i) {
-                const int64_t panel = i / panels.panel,
-                              row = panels.place(panel) +
-                                    (i - panels.first_row(panel)) * panels.cols(panel),
-                              last = std::min((tj + 1) * tile, i + 1);
-                const T *const a = first + row, *const b = second ? second + row : nullptr;
-                for (int64_t j = tj * tile; j < last; ++j) {
-                    float value = p.b * to_float(a[j]);
-                    if (b) value += p.c * to_float(b[j]);
-                    if (i == j) value += p.a;
-                    store(out[i * n + j], value);
-                    store(out[j * n + i], value);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t top = 0; top < n; top += tile)
+        for (int64_t left = 0; left <= top; left += tile) {
+            Tile<T> square;
+            const int64_t height = std::min(tile, n - top), width = std::min(tile, n - left);
+            for (int64_t i = 0; i < height; ++i) {
+                const int64_t panel = (top + i) / panels.panel,
+                              at = panels.place(panel) +
+                                   (top + i - panels.first_row(panel)) * panels.cols(panel) + left;
+                const T *const a = first + at, *const b = second ? second + at : a;
+                const float c = second ? p.c : 0.0f;
+                T* const to = square.rows[i];
+#pragma omp simd
+                for (int64_t j = 0; j < width; ++j)
+                    store(to[j], p.b * to_float(a[j]) + c * to_float(b[j]));
+                if (left == top) {
+                    store(to[i], p.a + p.b * to_float(a[i]) + c * to_float(b[i]));
+                    for (int64_t j = 0; j < i; ++j) square.rows[j][i] = to[j];
                 }
             }
+            for (int64_t i = 0; i < height; ++i)
+                std::copy_n(square.rows[i], width, out + (top + i) * n + left);
+            if (left < top) square.write_transposed(out + left * n + top, n, height, width);
         }
 }
 
@@ -177,15 +209,14 @@ void polynomial(const SymmetricPolynomial& p, int64_t which) {
 /// Up to a batch of matrices, their workspace, and the operations on all of them.
 class Batch {
   public:
-    Batch(Stream& stream, const NewtonSchulz& args, int64_t first, int64_t count)
+    Batch(Stream& stream, DType dtype, const MatrixGroup& matrices, void* workspace)
         : stream_(stream),
-          dtype_(args.dtype),
-          shape_(args.rows, args.cols),
-          count_(count),
-          batch_(batch_of(stream.device, args.rows, args.cols)),
-          x_(static_cast<char*>(args.x) +
-             static_cast<size_t>(first * args.rows * args.cols) * size_of(args.dtype)),
-          work_(args.workspace, args.dtype, shape_, batch_) {}
+          dtype_(dtype),
+          shape_(matrices.shape),
+          count_(matrices.count),
+          batch_(batch_of(stream.device, matrices.shape)),
+          x_(static_cast<char*>(matrices.data)),
+          work_(workspace, dtype, shape_, batch_) {}
 
     void run(const NewtonSchulzCoefficients& coefficients) {
         // The products write into the other of two buffers. The last one is x, or for transposed
@@ -338,42 +369,143 @@ const NewtonSchulzCoefficients& coefficients_of(NewtonSchulzList list) {
     return in_order[static_cast<size_t>(list)];
 }
 
-size_t newton_schulz_workspace_bytes(const Device& device, DType dtype, int64_t rows,
-                                     int64_t cols) {
-    return Workspace(nullptr, dtype, {rows, cols}, batch_of(device, rows, cols)).bytes;
+namespace {
+
+/// `count` matrices of a group, from `first` on.
+MatrixGroup part_of(const MatrixGroup& group, DType dtype, int64_t first, int64_t count) {
+    const int64_t numel = group.shape.rows * group.shape.cols;
+    return {group.shape, count,
+            static_cast<char*>(group.data) + static_cast<size_t>(first * numel) * size_of(dtype)};
 }
 
-size_t newton_schulz_scratch_bytes(const Stream& stream, DType dtype, int64_t rows, int64_t cols) {
-    const Shape shape(rows, cols);
+size_t workspace_bytes(const Device& device, DType dtype, const MatrixShape& shape) {
+    return Workspace(nullptr, dtype, Shape(shape), batch_of(device, shape)).bytes;
+}
+
+size_t scratch_bytes(const Stream& stream, DType dtype, const MatrixShape& of) {
+    const Shape shape(of);
 #ifdef TRAIN_GPT_CUDA
     if (stream.device.is_cuda())
-        return cuda::multiply_scratch_bytes(shape.m, shape.n, batch_of(stream.device, rows, cols));
+        return cuda::multiply_scratch_bytes(shape.m, shape.n, batch_of(stream.device, of));
 #endif
     size_t bytes = linear_scratch_bytes(stream, dtype, shape.m, shape.m, shape.n);
     for (const int64_t k : {shape.m, shape.n})
         for (int64_t p = 0; p < shape.panels.count(); ++p)
             bytes = std::max(bytes, linear_scratch_bytes(stream, dtype, shape.panels.rows(p),
                                                          shape.panels.cols(p), k));
-    return bytes;
+    return (bytes + 63) / 64 * 64;
+}
+
+/// The most that one thread needs for matrices that each has for itself.
+template <class BytesOf>
+size_t most_of_thread(std::span<const MatrixShape> shapes, const BytesOf& bytes_of) {
+    size_t most = 0;
+    // Products are planned for one thread where several run.
+#pragma omp parallel num_threads(2)
+#pragma omp master
+    for (const MatrixShape& shape : shapes)
+        if (is_small(shape)) most = std::max(most, bytes_of(shape));
+    return most;
+}
+
+/// The most that a call needs, with `of_thread` for each thread that has a matrix for itself.
+template <class BytesOf>
+size_t most_of_all(const Device& device, std::span<const MatrixShape> shapes,
+                   const BytesOf& bytes_of) {
+    size_t most = 0;
+    for (const MatrixShape& shape : shapes)
+        if (device.is_cuda() || !is_small(shape)) most = std::max(most, bytes_of(shape));
+    if (device.is_cuda()) return most;
+    return std::max(most,
+                    static_cast<size_t>(omp_get_max_threads()) * most_of_thread(shapes, bytes_of));
+}
+
+/// On the CPU: each thread takes a matrix, the largest first.
+void take_small_ones(Stream& stream, const NewtonSchulz& args,
+                     const NewtonSchulzCoefficients& coefficients) {
+    std::vector<MatrixGroup> matrices;
+    std::vector<MatrixShape> shapes;
+    for (const MatrixGroup& group : args.groups) {
+        if (!is_small(group.shape)) continue;
+        shapes.push_back(group.shape);
+        for (int64_t i = 0; i < group.count; ++i)
+            matrices.push_back(part_of(group, args.dtype, i, 1));
+    }
+    if (matrices.empty()) return;
+    std::ranges::stable_sort(matrices, std::greater(), [](const MatrixGroup& matrix) {
+        const Shape shape(matrix.shape);
+        return shape.m * shape.m * (shape.m + 3 * shape.n);
+    });
+    const size_t workspace = most_of_thread(
+                     shapes,
+                     [&](const auto&s) { return workspace_bytes(stream.device, args.dtype, s); }),
+                 scratch = most_of_thread(
+                     shapes, [&](const auto&s) { return scratch_bytes(stream, args.dtype, s); });
+    stream.scratch_for<void>(scratch * static_cast<size_t>(omp_get_max_threads()));
+    std::exception_ptr failure;
+#pragma omp parallel
+    {
+        const auto thread = static_cast<size_t>(omp_get_thread_num());
+        Stream own = stream;
+        own.profiler = nullptr;
+        own.scratch = static_cast<char*>(stream.scratch) + thread * scratch;
+        own.scratch_bytes = scratch;
+#pragma omp for schedule(dynamic, 1)
+        for (const MatrixGroup& matrix : matrices) try {
+                Batch(own, args.dtype, matrix,
+                      static_cast<char*>(args.workspace) + thread * workspace)
+                    .run(coefficients);
+            } catch (...) {
+#pragma omp critical
+                failure = std::current_exception();
+            }
+    }
+    if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+size_t newton_schulz_workspace_bytes(const Device& device, DType dtype,
+                                     std::span<const MatrixShape> shapes) {
+    return most_of_all(device, shapes, [&](const MatrixShape& shape) {
+        return workspace_bytes(device, dtype, shape);
+    });
+}
+
+size_t newton_schulz_scratch_bytes(const Stream& stream, DType dtype,
+                                   std::span<const MatrixShape> shapes) {
+    return most_of_all(stream.device, shapes, [&](const MatrixShape& shape) {
+        return scratch_bytes(stream, dtype, shape);
+    });
 }
 
 void newton_schulz(Stream& stream, const NewtonSchulz& args) {
     const Profiled profiled(stream, cost_of(args));
-    const int64_t batch = batch_of(stream.device, args.rows, args.cols);
-    for (int64_t first = 0; first < args.count; first += batch)
-        Batch(stream, args, first, std::min(batch, args.count - first))
-            .run(coefficients_of(args.coefficients));
+    const NewtonSchulzCoefficients& coefficients = coefficients_of(args.coefficients);
+    const bool on_cpu = !stream.device.is_cuda();
+    if (on_cpu) take_small_ones(stream, args, coefficients);
+    for (const MatrixGroup& group : args.groups) {
+        if (on_cpu && is_small(group.shape)) continue;
+        const int64_t batch = batch_of(stream.device, group.shape);
+        for (int64_t first = 0; first < group.count; first += batch)
+            Batch(stream, args.dtype,
+                  part_of(group, args.dtype, first, std::min(batch, group.count - first)),
+                  args.workspace)
+                .run(coefficients);
+    }
 }
 
 Cost cost_of(const NewtonSchulz& args) {
-    const auto m = static_cast<double>(std::min(args.rows, args.cols)),
-               n = static_cast<double>(std::max(args.rows, args.cols)),
-               count = static_cast<double>(args.count);
-    double flops = 0;
-    for (const NewtonSchulzStep& step : coefficients_of(args.coefficients).steps)
-        flops += 3 * m * m * n + (step.c != 0 ? m * m * m : 0);
-    return {"newton_schulz", count * 2 * m * n * static_cast<double>(size_of(args.dtype)),
-            count * flops};
+    double flops = 0, bytes = 0;
+    for (const MatrixGroup& group : args.groups) {
+        const auto m = static_cast<double>(std::min(group.shape.rows, group.shape.cols)),
+                   n = static_cast<double>(std::max(group.shape.rows, group.shape.cols)),
+                   count = static_cast<double>(group.count);
+        bytes += count * 2 * m * n * static_cast<double>(size_of(args.dtype));
+        for (const NewtonSchulzStep& step : coefficients_of(args.coefficients).steps)
+            flops += count * (3 * m * m * n + (step.c != 0 ? m * m * m : 0));
+    }
+    return {"newton_schulz", bytes, flops};
 }
 
 }  // namespace train_gpt

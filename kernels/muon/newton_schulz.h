@@ -36,28 +36,42 @@ enum class NewtonSchulzList : uint8_t {
 };
 const NewtonSchulzCoefficients& coefficients_of(NewtonSchulzList list);
 
-/// `count` matrices [rows, cols], one after the other, become their orthogonal factors U·Vᵀ,
-/// approximately. Products are summed in fp32, and every intermediate matrix is rounded to dtype.
-/// With m = min(rows, cols), n = max(rows, cols), a step has the products
+struct MatrixShape {
+    int64_t rows = 0, cols = 0;
+};
+
+/// Matrices of one shape, one after the other: [count, rows, cols].
+struct MatrixGroup {
+    MatrixShape shape;
+    int64_t count = 0;
+    void* data = nullptr;
+};
+
+/// All matrices become their orthogonal factors U·Vᵀ, approximately. Products are summed in fp32,
+/// and every intermediate matrix is rounded to dtype. With m = min(rows, cols), n = max(rows, cols),
+/// a step has the products
 ///
-///   A = X·Xᵀ               m²·n FLOPs: half of it is computed, and mirrored
-///   P = A·A                m³, the same
+///   A = X·Xᵀ                  m²·n FLOPs: half of it is computed, and mirrored
+///   P = A·A                   m³, the same
 ///   X ← (a·I + b·A + c·P)·X   2·m²·n
 ///
-/// A GPU multiplies several matrices at a time. The bits do not depend on how many there are.
+/// A GPU multiplies several matrices of a shape at a time. On a CPU, each thread takes a matrix, or
+/// all together a large one. The bits of a matrix do not depend on the others.
 struct NewtonSchulz {
-    void* x = nullptr;
+    std::span<const MatrixGroup> groups;
     DType dtype = DType::bf16;
-    int64_t count = 0, rows = 0, cols = 0;
     NewtonSchulzList coefficients = NewtonSchulzList::quintic;
     void* workspace = nullptr;  // newton_schulz_workspace_bytes()
 };
 void newton_schulz(Stream& stream, const NewtonSchulz& args);
 
-/// For any number of matrices of a shape. The workspace is aligned as Arena::take() does.
-size_t newton_schulz_workspace_bytes(const Device& device, DType dtype, int64_t rows, int64_t cols);
+/// For any number of matrices of these shapes. The workspace is aligned as Arena::take() does.
+size_t newton_schulz_workspace_bytes(const Device& device, DType dtype,
+                                     std::span<const MatrixShape> shapes);
 /// The stream's scratch memory that the products need.
-size_t newton_schulz_scratch_bytes(const Stream& stream, DType dtype, int64_t rows, int64_t cols);
+size_t newton_schulz_scratch_bytes(const Stream& stream, DType dtype,
+                                   std::span<const MatrixShape> shapes);
+
 /// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const NewtonSchulz& args);
 

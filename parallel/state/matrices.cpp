@@ -129,14 +129,23 @@ Matrices::Matrices(Arena& arena, const ParameterBuffers& buffers)
     // In each direction, what two ranks exchange is in the order of matrices.
     for (const OwnedMatrix& matrix : matrices_) {
         if (matrix.owner != rank_) continue;
-        const auto group = std::ranges::find_if(groups_, [&](const Group& g) {
-            return g.rows == matrix.rows.n && g.cols == matrix.cols;
+        const auto group = std::ranges::find_if(groups_, [&](const MatrixGroup& g) {
+            return g.shape.rows == matrix.rows.n && g.shape.cols == matrix.cols;
         });
-        if (group != groups_.end())
-            ++group->count;
-        else
-            groups_.push_back({matrix.rows.n, matrix.cols, 1, memory_ + matrix.place * bytes});
+        if (group == groups_.end()) {
+            groups_.push_back({{matrix.rows.n, matrix.cols}, 1, memory_ + matrix.place * bytes});
+            continue;
+        }
+        ++group->count;
+        // Of one shape, the matrix with the lowest place is the first.
+        group->data = std::min(static_cast<char*>(group->data), memory_ + matrix.place * bytes);
     }
+}
+
+std::vector<MatrixShape> Matrices::shapes() const {
+    std::vector<MatrixShape> shapes;
+    for (const OwnedMatrix& m : matrices_) shapes.push_back({m.rows.n, m.cols});
+    return shapes;
 }
 
 /// What a rank updates of all matrices, in their order.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/memory.h"
+#include "kernels/muon/newton_schulz.h"
 #include "parallel/communicator.h"
 #include "parallel/mesh.h"
 #include "parallel/state/exchange.h"
@@ -50,12 +51,10 @@ class Matrices {
         void* values = nullptr;
     };
     const std::vector<Part>& parts() const { return parts_; }
-    /// This rank's matrices of one shape, [count, rows, cols].
-    struct Group {
-        int64_t rows = 0, cols = 0, count = 0;
-        void* data = nullptr;
-    };
-    const std::vector<Group>& groups() const { return groups_; }
+    /// The matrices that this rank owns.
+    const std::vector<MatrixGroup>& groups() const { return groups_; }
+    /// All shapes of matrices of the stage.
+    std::vector<MatrixShape> shapes() const;
     DType dtype() const { return buffers_.sharding().matrices->dtype; }
 
     void collect(Stream& stream);
@@ -92,7 +91,7 @@ class Matrices {
     int rank_, ranks_;
     std::vector<OwnedMatrix> matrices_;
     std::vector<Part> parts_;
-    std::vector<Group> groups_;
+    std::vector<MatrixGroup> groups_;
     char* memory_ = nullptr;    // of the matrices that this rank owns
     std::vector<Copy> copies_;  // of matrices that it owns
     using Transfers = std::vector<Communicator::Transfer>;

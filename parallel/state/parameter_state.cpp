@@ -38,7 +38,7 @@ void ParameterState::initialize(uint64_t seed) {
         if (!buffers_.training()) continue;
         std::fill(values.begin(), values.end(), 0.0f);
         for (const OptimizerSlot& slot : buffers_.slots())
-            if (buffers_.has(slot, i)) write(slot.name, i, 0, values);
+            write(slot.name, i, 0, values);
     }
 }
 
@@ -67,8 +67,7 @@ void ParameterState::clear_padding() {
         for (int64_t first = p.held_numel(); first < p.padded_numel(); first += piece_elements) {
             const auto piece = std::span(zeros).first(
                 static_cast<size_t>(std::min(piece_elements, p.padded_numel() - first)));
-            for (const OptimizerSlot& state : saved())
-                if (buffers_.has(state, i)) write_held(state.name, i, first, piece);
+            for (const OptimizerSlot& state : saved()) write_held(state.name, i, first, piece);
         }
     }
 }
@@ -127,7 +126,7 @@ void ParameterState::write_held(std::string_view which, int i, int64_t first,
         write_values({buffers_.weight_address(i, first), buffers_.dtype()}, values);
     for (const ParameterBuffers::Piece& piece : buffers_.pieces_of(i)) {
         const Range part = intersection(piece.range, {first, std::ssize(values)});
-        if (part.n == 0) continue;
+        if (part.n == 0 || !place_of(piece, which).data) continue;
         const int64_t at = part.first - piece.range.first;
         const std::span<const float> of_part =
             values.subspan(static_cast<size_t>(part.first - first), static_cast<size_t>(part.n));
@@ -170,7 +169,7 @@ void ParameterState::read_held(std::string_view which, int i, int64_t first,
                                std::span<float> values) const {
     for (const ParameterBuffers::Piece& piece : buffers_.pieces_of(i)) {
         const Range part = intersection(piece.range, {first, std::ssize(values)});
-        if (part.n > 0)
+        if (part.n > 0 && place_of(piece, which).data)
             read_values(place_of(piece, which).from(part.first - piece.range.first),
                         values.subspan(static_cast<size_t>(part.first - first),
                                        static_cast<size_t>(part.n)));

@@ -36,7 +36,8 @@ class ParameterState {
     /// Elements first … of a state of parameter i, from and to the host, after all work on the
     /// device. A state is `master`, `gradient`, or an optimizer's slot by its name. Elements are
     /// counted in the whole tensor; where a rank holds a whole tensor, its padding follows. read()
-    /// leaves values of elements that other ranks hold unchanged, and write() ignores them. What is
+    /// leaves values of elements that other ranks hold, or that have no such slot, unchanged, and
+    /// write() ignores them. What is
     /// written to the masters is rounded into the weights, also of elements that are not this
     /// rank's, if it holds all weights.
     void read(std::string_view state, int i, int64_t first, std::span<float> values) const;

@@ -185,7 +185,8 @@ TEST_CASE("stages of a model compute what the whole one does", "[model][cuda]") 
         for (int i = 0; i < last.count(); ++i)
             if (last.parameter(i).tied_to.empty())
                 for (const float g : last.gradient(i)) squares += double{g} * g;
-        last.optimizer->update(last.stream, {.beta1 = 0.9f, .beta2 = 0.9f, .epsilon = 1}, 1, 0);
+        last.optimizer->update(last.stream, {.adamw = {.beta1 = 0.9f, .beta2 = 0.9f, .epsilon = 1}},
+                               1, 0);
         CHECK(last.optimizer->state().norm == Approx(std::sqrt(squares)).epsilon(1e-5));
     }
 }

@@ -223,12 +223,12 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
                 return static_cast<float>(read_metadata(f.expected, key));
             };
             m.optimizer->update(m.stream,
-                                {.learning_rate = number("learning_rate"),
-                                 .beta1 = number("beta1"),
-                                 .beta2 = number("beta2"),
-                                 .epsilon = number("epsilon"),
-                                 .weight_decay = number("weight_decay"),
-                                 .step = static_cast<int64_t>(s) + 1},
+                                {.adamw = {.learning_rate = number("learning_rate"),
+                                           .beta1 = number("beta1"),
+                                           .beta2 = number("beta2"),
+                                           .epsilon = number("epsilon"),
+                                           .weight_decay = number("weight_decay"),
+                                           .step = static_cast<int64_t>(s) + 1}},
                                 static_cast<float>(1 / valid), number("grad_clip"));
             CHECK(std::fabs(loss - losses[s]) <= (dtype == DType::fp32 ? 1e-4 : 3 * torch_stray));
             if (dtype == DType::fp32)
@@ -396,12 +396,12 @@ TEST_CASE(
             const auto tokens = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
             m.run(tokens.data(), tokens.data());
             m.optimizer->update(m.stream,
-                                {.learning_rate = 0.1f,
-                                 .beta1 = 0.9f,
-                                 .beta2 = 0.95f,
-                                 .epsilon = 1e-8f,
-                                 .weight_decay = 0.5f,
-                                 .step = step},
+                                {.adamw = {.learning_rate = 0.1f,
+                                           .beta1 = 0.9f,
+                                           .beta2 = 0.95f,
+                                           .epsilon = 1e-8f,
+                                           .weight_decay = 0.5f,
+                                           .step = step}},
                                 1.0f / static_cast<float>(B * T), 1.0f);
         }
         const std::vector<float> rows = m.state(ParameterState::master, wte);
@@ -438,11 +438,11 @@ TEST_CASE("one batch is learnt by heart within 200 steps", "[model][cuda]") {
         for (int step = 1; step <= 200 && loss >= 0.01; ++step) {
             loss = m.run(tokens.data(), targets.data()) / (B * T);
             m.optimizer->update(m.stream,
-                                {.learning_rate = 1e-2f,
-                                 .beta1 = 0.9f,
-                                 .beta2 = 0.95f,
-                                 .epsilon = 1e-8f,
-                                 .step = step},
+                                {.adamw = {.learning_rate = 1e-2f,
+                                           .beta1 = 0.9f,
+                                           .beta2 = 0.95f,
+                                           .epsilon = 1e-8f,
+                                           .step = step}},
                                 1.0f / (B * T), 1.0f);
         }
         CHECK(loss < 0.01);
@@ -465,11 +465,11 @@ TEST_CASE("a gradient that is not finite stops the optimizer for good and is nam
     const std::vector<float> before = m.state(ParameterState::master, 0);
     const AdamWStep step{
         .learning_rate = 1, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .step = 1};
-    m.optimizer->update(m.stream, step, 1, 1);
+    m.optimizer->update(m.stream, {.adamw = step}, 1, 1);
     CHECK(m.optimizer->state().stop != 0);
     CHECK(m.optimizer->bad_parameter(m.optimizer->state()) == m.parameter(bad).name);
     m.run(tokens.data(), tokens.data());
-    m.optimizer->update(m.stream, step, 1, 1);
+    m.optimizer->update(m.stream, {.adamw = step}, 1, 1);
     CHECK(m.optimizer->bad_parameter(m.optimizer->state()) == m.parameter(bad).name);
     CHECK((before == m.state(ParameterState::master, 0)));
 }
@@ -497,10 +497,12 @@ TEST_CASE(
             const auto step = [&] {
                 m.submit(true, 2);
                 m.submit(false);
-                m.optimizer->update(
-                    m.stream,
-                    {.learning_rate = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f},
-                    0.5f / static_cast<float>(B * T), 1.0f);
+                m.optimizer->update(m.stream,
+                                    {.adamw = {.learning_rate = 0.01f,
+                                               .beta1 = 0.9f,
+                                               .beta2 = 0.95f,
+                                               .epsilon = 1e-8f}},
+                                    0.5f / static_cast<float>(B * T), 1.0f);
             };
             if (captured)
                 cuda::run_captured(m.stream, step);

@@ -30,6 +30,10 @@ constexpr MeshCase few_meshes[] = {
     trains("llama", 6).data(2).zero(2).pipeline(2, "zero_bubble"),
     trains("gpt2", 7).bf16().data(2).zero(1).pipeline(2, "interleaved", 2),
     trains("mistral", 7).data(4).zero(3),
+    trains("gpt2", 5).data(2).muon(),
+    trains("llama", 6).bf16().data(3).zero(3).muon(),
+    trains("qwen3", 6).data(4).zero(2).shard_ranks(2).muon(),
+    trains("mistral", 4).bf16().data(2).zero(1).pipeline(2).muon(),
 };
 constexpr MeshCase more_meshes[] = {
     trains("gpt2", 9).data(2).zero(1),
@@ -78,6 +82,12 @@ constexpr MeshCase more_meshes[] = {
     trains("mistral", 8).data(2).zero(2).pipeline(4),
     trains("llama", 8).data(4).zero(3).shard_ranks(2).pipeline(2),
     trains("gpt2", 6).data(4).zero(1).shard_ranks(2).pipeline(2, "gpipe"),
+    trains("gpt2", 9).data(8).zero(1).muon(),
+    trains("llama", 9).bf16().data(5).muon(),
+    trains("qwen2", 9).data(8).zero(3).muon(),
+    trains("llama", 8).data(4).zero(3).shard_ranks(2).pipeline(2, "zero_bubble").muon(),
+    trains("gpt2", 9).bf16().data(6).zero(2).shard_ranks(3).muon(),
+    trains("qwen3", 8).pipeline(4, "interleaved", 2).muon(),
 };
 
 /// What a run computes: the norm and the loss of each step, and the state after the last one.
@@ -291,6 +301,8 @@ constexpr MeshCase gpu_meshes[] = {
     trains("gpt2", 4).data(2).zero(1).pipeline(2, "zero_bubble"),
     trains("mistral", 4).pipeline(2, "interleaved", 2),
     trains("gpt2", 3).bf16().data(3).zero(1),
+    trains("llama", 3).bf16().data(2).zero(2).muon(),
+    trains("gpt2", 3).data(4).muon(),
 };
 
 }  // namespace

@@ -26,6 +26,9 @@ constexpr Move few_moves[] = {
     {trains("gpt2", 4).zero(1).pipeline(2), trains("gpt2", 4).data(3).zero(1)},
     {trains("llama", 4).data(2).zero(3).pipeline(2),
      trains("llama", 4).zero(1).pipeline(4, "zero_bubble")},
+    {trains("llama", 4).data(4).zero(3).muon(), trains("llama", 4).tensor(2).zero(1).muon()},
+    {trains("gpt2", 4).bf16().tensor(2).data(2).zero(2).muon(),
+     trains("gpt2", 4).bf16().zero(1).pipeline(2).muon()},
 };
 constexpr Move more_moves[] = {
     {trains("gpt2", 6).data(4).zero(3).shard_ranks(1),

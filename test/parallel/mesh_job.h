@@ -36,6 +36,7 @@ struct MeshCase {
     int tensor = 1, data = 1, zero = 0, shard_ranks = 0, context = 1;
     bool has_documents = false;
     bool exact = false;  // parallel.sums
+    bool muon = false;   // optimizer.name
     struct Stages {
         int ranks = 1;
         const char* schedule = "1f1b";
@@ -60,6 +61,7 @@ class MeshRow {
     constexpr MeshRow context(int ranks) const { return with(&MeshCase::context, ranks); }
     constexpr MeshRow documents() const { return with(&MeshCase::has_documents, true); }
     constexpr MeshRow exact() const { return with(&MeshCase::exact, true); }
+    constexpr MeshRow muon() const { return with(&MeshCase::muon, true); }
     constexpr MeshRow pipeline(int ranks, const char* schedule = "1f1b",
                                int stages_per_rank = 1) const {
         return with(&MeshCase::pipeline, {ranks, schedule, stages_per_rank});
@@ -83,7 +85,7 @@ inline std::string name_of(const MeshCase& c) {
     return concat("tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ",
                   c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype,
                   ", context ", c.context, c.has_documents ? ", documents" : "",
-                  c.exact ? ", exact" : "", ", pipeline ", c.pipeline.ranks, " ",
+                  c.exact ? ", exact" : "", c.muon ? ", muon" : "", ", pipeline ", c.pipeline.ranks, " ",
                   c.pipeline.schedule, " × ", c.pipeline.per_rank);
 }
 
@@ -125,6 +127,13 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
         concat("precision.dtype=", c.dtype), "kernels.autotune=off",
         concat("parallel.sums=", c.exact ? "exact" : "fp32"),
         concat("parallel.bucket_mb=", bucket_mb[seed % 4])};
+    if (c.muon)
+        for (const std::string& setting :
+             {concat("optimizer.name=muon"),
+              concat("optimizer.muon_heads=", from(0, 1) ? "true" : "false"),
+              concat("optimizer.nesterov=", from(0, 1) ? "true" : "false"),
+              concat("optimizer.muon_dtype=", from(0, 1) ? "bf16" : "fp32")})
+            settings.push_back(setting);
     const int chunks = from(1, 2), keeps = from(0, 1);
     if (split)
         for (const auto& [key, value] : {std::pair{"tensor", c.tensor},

@@ -252,7 +252,7 @@ int64_t taken_by_steps(const Config& config, const World& world, const Device& d
             if (trainer.begins_micro_batch(action)) trainer.load(action.micro_batch, batch);
             trainer.execute(action);
         }
-        trainer.update({.learning_rate = 0.001f, .step = step}, 1, 0);
+        trainer.update({.adamw = {.learning_rate = 0.001f, .step = step}}, 1, 0);
         trainer.outcomes.pop();
     }
     trainer.generator().feed(trainer.stream, std::vector<int32_t>{1, 2});

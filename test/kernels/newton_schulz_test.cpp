@@ -1,0 +1,203 @@
+#include "kernels/muon/newton_schulz.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "test/kernels/kernel_test.h"
+#include "test/kernels/reference.h"
+
+namespace train_gpt {
+
+namespace {
+
+constexpr NewtonSchulzList lists[] = {
+    NewtonSchulzList::quintic,         NewtonSchulzList::tuned, NewtonSchulzList::polar_express,
+    NewtonSchulzList::polar_express_8, NewtonSchulzList::cans,  NewtonSchulzList::cubic,
+    NewtonSchulzList::deepseek};
+
+NewtonSchulzList random_list() { return lists[random_int(0, std::ssize(lists) - 1)]; }
+
+MatrixShape random_shape() {
+    const int64_t most = device_is_simulated() ? 90 : 200;
+    const auto side = [&] {
+        return random_int(0, 3) == 0 ? random_int(1, 9) : random_int(1, most);
+    };
+    return {side(), side()};
+}
+
+Values transposed(const Values& x, int64_t rows, int64_t cols) {
+    Values y(x.size());
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < cols; ++j)
+            y[static_cast<size_t>(j * rows + i)] = x[static_cast<size_t>(i * cols + j)];
+    return y;
+}
+
+/// The iteration as its formula says, on the matrix as it is: with A = X·Xᵀ whatever the shape.
+/// round(x): x as it is kept between the products; Sum: what products are added up in.
+template <class Sum, class Round>
+Values iteration(Values x, const MatrixShape& shape, NewtonSchulzList list, const Round& round) {
+    const NewtonSchulzCoefficients& k = coefficients_of(list);
+    const int64_t m = shape.rows, n = shape.cols;
+    double squares = 0;
+    for (const double v : x) squares += v * v;
+    const double scale = 1 / (double{k.safety} * std::sqrt(squares) + double{k.epsilon});
+    for (double& v : x) v *= scale;
+    x = round(x);
+    for (const NewtonSchulzStep& step : k.steps) {
+        const Values A = round(product_reference<Sum>(GemmOp::nt, x, x, m, m, n)),
+                     P = round(product_reference<Sum>(GemmOp::nn, A, A, m, m, m));
+        Values square(A.size());
+        for (size_t i = 0; i < A.size(); ++i)
+            square[i] = double{step.b} * A[i] + double{step.c} * P[i];
+        for (int64_t i = 0; i < m; ++i) square[static_cast<size_t>(i * (m + 1))] += double{step.a};
+        x = round(product_reference<Sum>(GemmOp::nn, round(square), x, m, n, m));
+    }
+    return x;
+}
+
+struct Group {
+    MatrixShape shape;
+    int64_t count;
+    Buffer x;
+    std::vector<Values> before;
+
+    Group(const MatrixShape& of, int64_t n, DType dtype, float stddev)
+        : shape(of),
+          count(n),
+          x(dtype, {n, of.rows, of.cols},
+            random_normal(static_cast<size_t>(n * of.rows * of.cols), stddev)) {
+        for (int64_t i = 0; i < n; ++i) before.push_back(matrix(i));
+    }
+    Values matrix(int64_t i) const {
+        const Values all = x.values();
+        const int64_t numel = shape.rows * shape.cols;
+        return {all.begin() + i * numel, all.begin() + (i + 1) * numel};
+    }
+    void set(int64_t i, const Values& values) {
+        for (size_t k = 0; k < values.size(); ++k)
+            x.set(static_cast<size_t>(i) * values.size() + k, static_cast<float>(values[k]));
+    }
+    MatrixGroup group() const { return {shape, count, x.tensor().data}; }
+};
+
+void run(const std::vector<MatrixGroup>& groups, DType dtype, NewtonSchulzList list) {
+    std::vector<MatrixShape> shapes;
+    for (const MatrixGroup& group : groups) shapes.push_back(group.shape);
+    const Stream planning(test_device(), true);
+    const TestMemory workspace(newton_schulz_workspace_bytes(test_device(), dtype, shapes));
+    TestStream stream(newton_schulz_scratch_bytes(planning, dtype, shapes));
+    newton_schulz(
+        stream,
+        {.groups = groups, .dtype = dtype, .coefficients = list, .workspace = workspace.data()});
+    static_cast<Stream&>(stream).synchronize();
+}
+
+}  // namespace
+
+TEST_CASE("the Newton-Schulz iteration is as accurate as a plain one, for all shapes and lists",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for (int repeat = 0; repeat < (device_is_simulated() ? 4 : 8); ++repeat) {
+        const DType dtype = repeat % 2 == 0 ? DType::bf16 : DType::fp32;
+        const NewtonSchulzList list = random_list();
+        const MatrixShape shape = random_shape();
+        const Group group(shape, random_int(1, 3), dtype, 0.01f);
+        CAPTURE(shape.rows, shape.cols, group.count, name_of(dtype), static_cast<int>(list));
+        run({group.group()}, dtype, list);
+        for (int64_t i = 0; i < group.count; ++i) {
+            // On the side where A is small, as the contract says.
+            const bool tall = shape.rows > shape.cols;
+            const MatrixShape wide = tall ? MatrixShape{shape.cols, shape.rows} : shape;
+            const auto widened = [&](const Values& x) {
+                return tall ? transposed(x, shape.rows, shape.cols) : x;
+            };
+            const Values x = widened(group.before[static_cast<size_t>(i)]);
+            const Values plain = iteration<float>(
+                             x, wide, list, [&](const Values&v) { return stored_as(dtype, v); }),
+                         right = iteration<double>(x, wide, list, [](const Values&v) { return v; });
+            // Each step has three products, one after the other.
+            accuracy.check("newton_schulz", dtype, widened(group.matrix(i)), plain, right,
+                           3 * std::ssize(coefficients_of(list).steps));
+        }
+    }
+}
+
+TEST_CASE("the iteration brings singular values near 1 and leaves singular vectors", "[cuda]") {
+    ON_EACH_DEVICE();
+    // x = s·u·vᵀ + t·w·zᵀ with u ⊥ w and v ⊥ z, so that x becomes p(s)·u·vᵀ + p(t)·w·zᵀ, where p
+    // is applied to numbers.
+    for (int repeat = 0; repeat < 3; ++repeat) {
+        const NewtonSchulzList list = random_list();
+        const int64_t rows = random_int(2, 80), cols = random_int(2, 80);
+        const auto pair = [](int64_t n) {
+            std::vector<Values> two;
+            for (int k = 0; k < 2; ++k) {
+                const std::vector<float> random = random_normal(static_cast<size_t>(n));
+                Values v(random.begin(), random.end());
+                double along = 0, length = 0;
+                for (size_t i = 0; k == 1 && i < v.size(); ++i) along += v[i] * two[0][i];
+                for (size_t i = 0; i < v.size(); ++i) {
+                    if (k == 1) v[i] -= along * two[0][i];
+                    length += v[i] * v[i];
+                }
+                for (double& x : v) x /= std::sqrt(length);
+                two.push_back(v);
+            }
+            return two;
+        };
+        const auto left = pair(rows), right = pair(cols);
+        const auto of = [&](double s, double t) {
+            Values x(static_cast<size_t>(rows * cols));
+            for (size_t i = 0; i < static_cast<size_t>(rows); ++i)
+                for (size_t j = 0; j < static_cast<size_t>(cols); ++j)
+                    x[i * static_cast<size_t>(cols) + j] =
+                        s * left[0][i] * right[0][j] + t * left[1][i] * right[1][j];
+            return x;
+        };
+        const double ratio = static_cast<double>(random_int(20, 90)) / 100;
+        Group group({rows, cols}, 1, DType::fp32, 1);
+        group.set(0, of(3, 3 * ratio));
+        run({group.group()}, DType::fp32, list);
+        const NewtonSchulzCoefficients& k = coefficients_of(list);
+        double s = 1 / (double{k.safety} * std::sqrt(1 + ratio * ratio)), t = s * ratio;
+        for (const NewtonSchulzStep& step : k.steps)
+            for (double* value : {&s, &t})
+                *value *= double{step.a} + double{step.b} * *value * *value +
+                          double{step.c} * std::pow(*value, 4);
+        CAPTURE(rows, cols, ratio, static_cast<int>(list), s, t);
+        CHECK((0.6 < s && s < 1.3 && 0.6 < t && t < 1.3));
+        const Values expected = of(s, t), ours = group.matrix(0);
+        double worst = 0;
+        for (size_t i = 0; i < ours.size(); ++i)
+            worst = std::max(worst, std::abs(ours[i] - expected[i]));
+        // Roundings of x put small values beside the two, which each step raises by up to its a.
+        double raised = 1;
+        for (const NewtonSchulzStep& step : k.steps) raised *= double{step.a};
+        CHECK(worst < 16 * 0x1p-24 * raised);
+    }
+}
+
+TEST_CASE("a matrix has the same bits beside any others, with any number of threads", "[cuda]") {
+    ON_EACH_DEVICE();
+    const DType dtype = random_int(0, 1) == 0 ? DType::bf16 : DType::fp32;
+    const NewtonSchulzList list = random_list();
+    const MatrixShape shape = random_shape();
+    const int64_t count = random_int(2, device_is_simulated() ? 4 : 20);
+    Group together(shape, count, dtype, 1), other(random_shape(), 2, dtype, 1);
+    CAPTURE(shape.rows, shape.cols, count, name_of(dtype), static_cast<int>(list));
+    const Values first = together.before[static_cast<size_t>(count - 1)];
+    Group alone(shape, 1, dtype, 1);
+    alone.set(0, first);
+    run({alone.group()}, dtype, list);
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(3);
+    run({other.group(), together.group()}, dtype, list);
+    omp_set_num_threads(threads);
+    CHECK(alone.matrix(0) == together.matrix(count - 1));
+}
+
+}  // namespace train_gpt
