@@ -38,6 +38,12 @@ void compare_with(const std::filesystem::path& checkpoint, const Config& config,
                     "; change tokenizer.path back, or start afresh with "
                     "another run_dir");
     Config before = checkpoint_config(checkpoint);
+    if (!(before.optimizer.name == config.optimizer.name))
+        throw Error(checkpoint.string(), " has the state of the optimizer ",
+                    before.optimizer.name.word(), ", and optimizer.name is ",
+                    config.optimizer.name.word(),
+                    "; change it back, or start another run_dir from these weights with "
+                    "model.init_from");
     // "auto" is what the run did before, or another line says what has changed.
     if (config.parallel.sums.is_auto()) before.parallel.sums = config.parallel.sums;
     for (const std::string& change : config_differences(before, config))

@@ -107,7 +107,8 @@ Matrices::Matrices(Arena& arena, const ParameterBuffers& buffers)
             if (!is_mine && !is_owner) continue;
             const bool in_place = is_owner && is_consecutive(stretch);
             char* const values = in_place ? place_of(stretch) : stage(stretch);
-            if (is_owner && !in_place) copies_.push_back({stretch, values});
+            if (is_owner && !in_place)
+                copies_.push_back({stretch, values, !is_mine && !sends(rank, matrix)});
             const int64_t n = stretch.range.n;
             if (is_mine) {
                 const auto pieces = buffers_.pieces_of(matrix.parameter);
@@ -251,7 +252,8 @@ void Matrices::run(Stream& stream, const char* name, const Transfers& sends,
 
 void Matrices::collect(Stream& stream) {
     run(stream, "collect matrices", given_, collected_);
-    for (const Copy& copy : copies_) copy_stretch(stream, copy, true);
+    for (const Copy& copy : copies_)
+        if (!copy.is_copy) copy_stretch(stream, copy, true);
 }
 
 void Matrices::distribute(Stream& stream) {

@@ -75,6 +75,7 @@ class Matrices {
     struct Copy {
         Stretch stretch;
         char* values = nullptr;
+        bool is_copy = false;  // another rank gives the same elements
     };
 
     std::vector<Stretch> stretches_of(int rank) const;

@@ -58,6 +58,14 @@ Values iteration(Values x, const MatrixShape& shape, NewtonSchulzList list, cons
     return x;
 }
 
+/// Of an element in fp32. Roundings are like small singular values beside the others, which each
+/// step raises by up to its a.
+double rounding_bound(NewtonSchulzList list) {
+    double raised = 1;
+    for (const NewtonSchulzStep& step : coefficients_of(list).steps) raised *= double{step.a};
+    return 16 * 0x1p-24 * raised;
+}
+
 struct Group {
     MatrixShape shape;
     int64_t count;
@@ -119,9 +127,16 @@ TEST_CASE("the Newton-Schulz iteration is as accurate as a plain one, for all sh
             const Values plain = iteration<float>(
                              x, wide, list, [&](const Values&v) { return stored_as(dtype, v); }),
                          right = iteration<double>(x, wide, list, [](const Values&v) { return v; });
-            // Each step has three products, one after the other.
-            accuracy.check("newton_schulz", dtype, widened(group.matrix(i)), plain, right,
-                           3 * std::ssize(coefficients_of(list).steps));
+            const Values ours = widened(group.matrix(i));
+            if (dtype == DType::bf16) {
+                accuracy.check("newton_schulz", dtype, ours, plain, right);
+                continue;
+            }
+            // Where singular values are small, roundings grow as they do.
+            double worst = 0;
+            for (size_t e = 0; e < ours.size(); ++e)
+                worst = std::max(worst, std::abs(ours[e] - right[e]));
+            CHECK(worst < rounding_bound(list));
         }
     }
 }
@@ -174,10 +189,7 @@ TEST_CASE("the iteration brings singular values near 1 and leaves singular vecto
         double worst = 0;
         for (size_t i = 0; i < ours.size(); ++i)
             worst = std::max(worst, std::abs(ours[i] - expected[i]));
-        // Roundings of x put small values beside the two, which each step raises by up to its a.
-        double raised = 1;
-        for (const NewtonSchulzStep& step : k.steps) raised *= double{step.a};
-        CHECK(worst < 16 * 0x1p-24 * raised);
+        CHECK(worst < rounding_bound(list));
     }
 }
 

@@ -242,6 +242,7 @@ TEST_CASE("exact runs of the program write the same bytes on other ranks, and co
           "[exact][training]") {
     const Job job(7, {{"parallel.sums", "exact"},
                       {"kernels.gemm", "own"},
+                      {"optimizer.name", random_int(0, 1) == 0 ? "adamw" : "muon"},
                       {"precision.dtype", random_dtype().name}});
     const auto with_threads = [](int n) {
         return Environment{{"OMP_NUM_THREADS", std::to_string(n)}};

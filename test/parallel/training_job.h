@@ -26,6 +26,7 @@
 #include "test/text.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/load_config.h"
+#include "training/files/checkpoint.h"
 #include "training/files/model_folder.h"
 #include "training/files/safetensors.h"
 #include "training/plan/memory_plan.h"
@@ -203,7 +204,8 @@ inline std::vector<Json> metrics_of(const std::string& run) {
 using Tensors = std::map<std::string, std::vector<float>>;
 
 /// Weights ("weights/NAME"), and of all optimizer files together masters and moments
-/// ("master/NAME", "m/NAME", "v/NAME"), of which each element must be in exactly one.
+/// ("master/NAME", "m/NAME", "v/NAME"), of which each element must be in exactly one. Muon's matrices
+/// have no v.
 inline Tensors state_of(const std::string& run, int64_t step) {
     const fs::path checkpoint = fs::path(run) / step_folder(step);
     Tensors all;
@@ -213,10 +215,12 @@ inline Tensors state_of(const std::string& run, int64_t step) {
         values.resize(static_cast<size_t>(info.numel()));
         model.read_floats(info, values.data());
     }
+    const bool muon = checkpoint_config(checkpoint).optimizer.name == OptimizerName::muon;
     for (const Parameter& p : registry_of(read_model_spec(checkpoint)).parameters)
         for (const char* state : {"master/", "m/", "v/"})
-            all[state + p.name].assign(static_cast<size_t>(p.numel()),
-                                       std::numeric_limits<float>::quiet_NaN());
+            if (*state != 'v' || !muon || p.update != Update::matrix)
+                all[state + p.name].assign(static_cast<size_t>(p.numel()),
+                                           std::numeric_limits<float>::quiet_NaN());
     for (const auto& entry : fs::directory_iterator(checkpoint)) {
         if (!entry.path().filename().string().starts_with("optimizer-")) continue;
         const SafetensorsFile file(entry.path());
