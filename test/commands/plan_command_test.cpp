@@ -1,9 +1,15 @@
 // train_gpt plan compared with the run that it describes.
 
+#include <algorithm>
+#include <cmath>
 #include <sstream>
+#include <utility>
 
 #include "base/error.h"
+#include "model/families/family.h"
 #include "test/commands/program.h"
+#include "training/config/layout.h"
+#include "training/config/load_config.h"
 
 using namespace train_gpt;
 
@@ -75,6 +81,42 @@ TEST_CASE("a preset has a plan on any number of ranks that its step can feed", "
     check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--world", "1024"}), 1,
                   {"512 sequences cannot feed 1024 ranks", "take 512 ranks",
                    "batch.tokens_per_step=1048576"});
+}
+
+TEST_CASE("the plan of a run with Muon says what its iteration costs, and a run measures it",
+          "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const Arguments muon{"--set", "optimizer.name=muon"};
+    const auto plan = [&](Arguments more) {
+        Arguments all{"plan", w.config(), "--set", "run_dir=" + directory.path()};
+        all.insert(all.end(), muon.begin(), muon.end());
+        all.insert(all.end(), more.begin(), more.end());
+        return check_succeeds(train_gpt_with(all)).out;
+    };
+    // By the formula of docs/optimizers.md, for each matrix of a block
+    const Config config = load_config(w.config(), {});
+    const DecoderSpec spec = spec_of(config, vocab_size_of(config));
+    const auto of = [](double m, double n) {
+        if (m > n) std::swap(m, n);
+        return 3 * m * m * n + m * m * m;
+    };
+    const double C = spec.n_embd, F = spec.layer(0).n_ff;
+    REQUIRE(spec.n_kv_head == spec.n_head);
+    REQUIRE_FALSE(spec.layer(0).is_gated());
+    const double all = 5 * spec.n_layer * (4 * of(C, C) + 2 * of(C, F));
+    CHECK(number_after(plan({}), "matrices, ") == Approx(all).epsilon(1e-3));
+    // Without A², a step has no m³.
+    const double cubic =
+        5 * spec.n_layer *
+        (4 * (of(C, C) - C * C * C) + 2 * (of(C, F) - std::pow(std::min(C, F), 3)));
+    CHECK(number_after(plan({"--set", "optimizer.muon_coefficients=cubic"}), "matrices, ") ==
+          Approx(cubic).epsilon(1e-3));
+    Arguments options = muon;
+    options.insert(options.end(), {"--stop-at", "6", "--profile", "2"});
+    const std::string out = check_succeeds(train_gpt_with(w.train(directory / "run", options))).out;
+    for (const char* row : {"newton_schulz", "muon_momentum", "muon_update"})
+        CHECK(contains(out, row));
 }
 
 TEST_CASE("a plan draws the schedule of its pipeline into a file, or says why not", "[cli]") {

@@ -142,3 +142,20 @@ TEST_CASE("a run that resumes with other threads says so where they change bits"
               (depends && threads == 2));
     }
 }
+
+TEST_CASE("a run does not resume with another optimizer, and with its own it goes on bit by bit",
+          "[cli][cuda]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run", whole = directory / "whole";
+    const auto with = [](const std::string& optimizer, int64_t stop) {
+        return Arguments{"--set", "optimizer.name=" + optimizer, "--stop-at", std::to_string(stop)};
+    };
+    check_succeeds(train_gpt_with(w.train(run, with("muon", 4))));
+    const Outcome other = train_gpt_with(w.train(run, with("adamw", 8)));
+    CHECK(other.code == 1);
+    CHECK(contains(other.err, "has the state of the optimizer muon, and optimizer.name is adamw"));
+    check_succeeds(train_gpt_with(w.train(run, with("muon", 8))));
+    check_succeeds(train_gpt_with(w.train(whole, with("muon", 8))));
+    check_same_state(whole, run, 8);
+}

@@ -36,7 +36,7 @@ constexpr MeshCase more_meshes[] = {
     trains("mistral", 8).tensor(2).data(2).zero(1).pipeline(2).muon(),
     trains("gpt2", 8).data(5).muon(),
     trains("llama", 8).tensor(2).context(4).zero(3).muon(),
-    trains("llama", 8).bf16().tensor(8).muon(),
+    trains("llama", 8).bf16().tensor(4).context(2).zero(1).muon(),
 };
 
 /// A number that says which element of which parameter it is; exact in bf16 in its low digits.

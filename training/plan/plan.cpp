@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "base/error.h"
 #include "base/formatted.h"
@@ -105,6 +106,33 @@ std::string run_lines(const Config& config, const DecoderSpec& spec) {
     return text;
 }
 
+/// What Muon adds to a step. step_flops: the model's in a step, over all ranks.
+std::string muon_line(const RunShape& shape, double step_flops) {
+    double all = 0, most = 0;
+    int64_t matrices = 0;
+    for (const int rank : shape.mesh.first_ranks(Axis::pipeline)) {
+        Arena counting = Arena::counting(Device{});
+        const ParameterBuffers buffers(counting, registry_of_rank(shape, rank).parameters,
+                                       shape.dtype, ParameterBuffers::Use::training,
+                                       sharding_of(shape, rank));
+        std::map<int, double> of_owner;
+        for (const OwnedMatrix& m : owned_matrices(buffers)) {
+            const MatrixGroup group{{m.rows.n, m.cols}, 1, nullptr};
+            const double flops =
+                cost_of(NewtonSchulz{.groups = {&group, 1},
+                                     .coefficients = shape.config.optimizer.muon_coefficients})
+                    .flops;
+            all += flops, of_owner[m.owner] += flops, ++matrices;
+        }
+        for (const auto& [owner, flops] : of_owner) most = std::max(most, flops);
+    }
+    const double of_rank = step_flops / shape.mesh.world();
+    return formatted(
+        "Muon         %s matrices, %.4g FLOPs per step; at most %.4g on a rank, %.1f %% of its "
+        "share of a step's\n",
+        with_separators(matrices).c_str(), all, most, 100 * most / of_rank);
+}
+
 /// Model, FLOPs, step, run and device, one line each.
 std::string describe_shape(const RunShape& shape, const Device& device) {
     const Config& config = shape.config;
@@ -128,6 +156,8 @@ std::string describe_shape(const RunShape& shape, const Device& device) {
         "FLOPs        %.4g per token (6·N + 6·L·C·T, causal attention counted half), %.4g per "
         "step\n",
         flops, flops * static_cast<double>(config.batch.tokens_per_step));
+    if (config.optimizer.name == OptimizerName::muon)
+        text += muon_line(shape, flops * static_cast<double>(config.batch.tokens_per_step));
     text += concat("step         ", with_separators(config.batch.tokens_per_step),
                    " tokens = ", micro_batches, " micro-batch", micro_batches == 1 ? "" : "es",
                    " of ", config.batch.micro_batch, " × ", T, " tokens, on ", world, " rank",
