@@ -303,7 +303,7 @@ constexpr MeshCase gpu_meshes[] = {
     trains("mistral", 4).pipeline(2, "interleaved", 2),
     trains("gpt2", 3).bf16().data(3).zero(1),
     trains("llama", 3).bf16().data(2).zero(2).muon(),
-    trains("gpt2", 3).data(4).muon(),
+    trains("gpt2", 5).data(4).muon(),
 };
 
 }  // namespace
