@@ -184,6 +184,35 @@ TEST_CASE("each head of q, k and v can be a matrix of its own", "[matrices]") {
     }
 }
 
+TEST_CASE("Muon reads exact sums on the grids of a tensor's blocks, wherever its matrices begin",
+          "[matrices][exact]") {
+    // The momentum after the first step is the clipped gradient. Here q, k and v, gate and up begin
+    // within blocks, and have several.
+    const auto momentum = [](bool exact) {
+        MeshCase c = trains("llama", 3).muon();
+        c.exact = exact;
+        Config config = config_of(c, 7, "cpu");
+        config.model.n_embd = 84, config.model.head_size = 28, config.model.n_ff = 172;
+        config.model.n_layer = 2;
+        MeshRun run(World(), Device{}, config);
+        if (exact)
+            run.exact_step();
+        else
+            run.step();
+        return run.values_of("m");
+    };
+    const std::vector<std::vector<double>> exact = momentum(true), plain = momentum(false);
+    REQUIRE(exact.size() == plain.size());
+    for (size_t i = 0; i < exact.size(); ++i) {
+        double largest = 0, worst = 0;
+        for (const double x : plain[i]) largest = std::max(largest, std::abs(x));
+        for (size_t k = 0; k < plain[i].size(); ++k)
+            worst = std::max(worst, std::abs(exact[i][k] - plain[i][k]));
+        CAPTURE(i, largest);
+        CHECK(worst <= 0x1p-12 * largest);
+    }
+}
+
 TEST_CASE("ranks: few matrices", "[.ranks]") {
     if (skip_outside_ranks()) return;
     check_meshes(World::join(), few_meshes);
