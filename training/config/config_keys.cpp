@@ -147,11 +147,8 @@ constexpr ConfigKey table[] = {
     {KEY(optimizer.nesterov), any_text(),
      "Muon: the direction is that of the gradient + momentum · sum, one step ahead of the sum."},
     {KEY(optimizer.muon_coefficients), one_of<NewtonSchulzList>(),
-     "Muon: the polynomials that bring a matrix's singular values near 1. `quintic`: Jordan's, "
-     "five "
-     "times the same (0.7 to 1.2). `tuned`: five from modded-nanogpt. `polar_express` and "
-     "`polar_express_8`: Amsel et al. `cans`: Grishina et al. `cubic`: without the square, a "
-     "quarter less work. `deepseek`: ten steps, nearest to 1."},
+     "Muon: the polynomials that bring a matrix's singular values near 1; docs/optimizers.md says "
+     "how near, and where each is from."},
     {KEY(optimizer.muon_scale), one_of<MuonScale>(),
      "Muon: the factor of a direction. `rms`: 0.2·√max(rows, columns), so that elements change as "
      "with AdamW, and its learning rate and decay suit. `spectral`: √max(1, rows / columns), for a "
