@@ -51,12 +51,13 @@ Profiled::Profiled(Stream& stream, const Cost& cost) : stream_(stream) {
 #ifdef TRAIN_GPT_CUDA
     if (stream.device.is_cuda()) nvtxRangePushA(cost.kind);
 #endif
+    if (stream.is_part) return;
     if (!stream.device.is_cuda()) span_.emplace(TraceTrack::device, stream, cost.kind);
     if (stream.profiler) stream.profiler->begin(stream, cost);
 }
 
 Profiled::~Profiled() {
-    if (stream_.profiler) stream_.profiler->end(stream_);
+    if (stream_.profiler && !stream_.is_part) stream_.profiler->end(stream_);
 #ifdef TRAIN_GPT_CUDA
     if (stream_.device.is_cuda()) nvtxRangePop();
 #endif

@@ -66,6 +66,7 @@ struct Stream {
 
     std::shared_ptr<cuda::Queue> queue;  // null on the CPU
     Profiler* profiler = nullptr;        // times the kernels; null: not timed
+    bool is_part = false;  // of a call that is timed and traced as a whole, on several threads
 
   private:
     void require_scratch(size_t bytes) const;

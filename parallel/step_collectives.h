@@ -17,7 +17,7 @@ struct StepCollective {
         all_gather,
         broadcast,
         messages,  // from each rank to the next one and to the one before; the ends are neighbours
-        all_to_all,  // `count` from each rank to each other one
+        all_to_all,  // half of `count` from each rank to each other one
     };
 
     Kind kind = Kind::all_reduce;

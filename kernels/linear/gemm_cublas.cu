@@ -156,7 +156,7 @@ GemmPlans::Problem GemmPlans::problem_of(const Gemm& args, const KernelSettings&
             .alignment = {alignment_of(args.a), alignment_of(args.b), alignment_of(args.residual),
                           alignment_of(args.d), alignment_of(args.vector)},
             .batch = args.batch,
-            .strides = args.strides};
+            .strides = args.batch > 1 ? args.strides : std::array<int64_t, 3>{}};
 }
 
 /// Fills in everything but the algorithm and the addresses.

@@ -447,7 +447,7 @@ void take_small_ones(Stream& stream, const NewtonSchulz& args,
     {
         const auto thread = static_cast<size_t>(omp_get_thread_num());
         Stream own = stream;
-        own.profiler = nullptr;
+        own.is_part = true;
         own.scratch = static_cast<char*>(stream.scratch) + thread * scratch;
         own.scratch_bytes = scratch;
 #pragma omp for schedule(dynamic, 1)

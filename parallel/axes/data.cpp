@@ -96,7 +96,7 @@ std::vector<StepCollective> collectives_of_data(const Mesh& mesh,
 
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
                       const std::vector<UnitPass>& passes, int64_t micro_batches,
-                      const StepNumbers& sums) {
+                      const StepNumbers& sums, bool of_any_rank) {
     const Sharding& s = buffers.sharding();
     Traffic traffic;
     const Axes everyone = {Axis::pipeline, Axis::data, Axis::context, Axis::tensor};
@@ -122,7 +122,9 @@ Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
     }
     if (s.matrices && s.size * s.tensors > 1) {
         Arena counting = Arena::counting(buffers.device());
-        traffic[name_of_matrix_group(mesh, s)] += Matrices(counting, buffers).bytes_sent();
+        const Matrices matrices(counting, buffers);
+        traffic[name_of_matrix_group(mesh, s)] +=
+            of_any_rank ? matrices.most_bytes_sent() : matrices.bytes_sent();
     }
     return traffic;
 }

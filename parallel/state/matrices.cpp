@@ -21,14 +21,6 @@ int64_t rounded_up(int64_t n) { return (n + alignment - 1) / alignment * alignme
 
 int ranks_of(const Sharding& s) { return s.size * s.tensors; }
 
-/// How many elements the owner's memory has.
-int64_t numel_of_owner(const std::vector<OwnedMatrix>& matrices, int owner) {
-    int64_t end = 0;
-    for (const OwnedMatrix& m : matrices)
-        if (m.owner == owner) end = std::max(end, m.place + m.numel());
-    return end;
-}
-
 }  // namespace
 
 double orthogonalization_cost(int64_t rows, int64_t cols) {
@@ -75,72 +67,78 @@ Matrices::Matrices(Arena& arena, const ParameterBuffers& buffers)
     : buffers_(buffers),
       rank_(buffers.sharding().rank * buffers.sharding().tensors + buffers.sharding().tensor),
       ranks_(ranks_of(buffers.sharding())),
-      matrices_(owned_matrices(buffers)) {
+      matrices_(owned_matrices(buffers)),
+      sent_(static_cast<size_t>(ranks_)) {
+    const std::vector<Stretch> stretches = all_stretches();
     const auto bytes = static_cast<int64_t>(size_of(dtype()));
-    // As much memory on every rank as on the one that needs most.
-    int64_t owned = 0, staged = 0;
-    for (int rank = 0; rank < ranks_; ++rank)
-        owned = std::max(owned, numel_of_owner(matrices_, rank));
-    std::vector<int64_t> staged_by(static_cast<size_t>(ranks_));
-    for (int rank = 0; rank < ranks_; ++rank)
-        for (const Stretch& stretch : stretches_of(rank)) {
-            const int owner = matrices_[stretch.matrix].owner;
-            const int64_t n = rounded_up(stretch.range.n);
-            if (rank != owner || !is_consecutive(stretch))
-                staged_by[static_cast<size_t>(rank)] += n;
-            if (rank != owner && !is_consecutive(stretch))
-                staged_by[static_cast<size_t>(owner)] += n;
-        }
-    staged = *std::ranges::max_element(staged_by);
-    memory_ =
-        static_cast<char*>(arena.take(static_cast<size_t>(owned * bytes), Purpose::workspaces));
-    auto* next =
-        static_cast<char*>(arena.take(static_cast<size_t>(staged * bytes), Purpose::workspaces));
-    const auto stage = [&](const Stretch& stretch) {
-        return std::exchange(next, next + rounded_up(stretch.range.n) * bytes);
-    };
-
-    for (int rank = 0; rank < ranks_; ++rank)
-        for (const Stretch& stretch : stretches_of(rank)) {
-            const OwnedMatrix& matrix = matrices_[stretch.matrix];
-            const bool is_mine = rank == rank_, is_owner = matrix.owner == rank_;
-            if (!is_mine && !is_owner) continue;
-            const bool in_place = is_owner && is_consecutive(stretch);
-            char* const values = in_place ? place_of(stretch) : stage(stretch);
-            if (is_owner && !in_place)
-                copies_.push_back({stretch, values, !is_mine && !sends(rank, matrix)});
-            const int64_t n = stretch.range.n;
-            if (is_mine) {
-                const auto pieces = buffers_.pieces_of(matrix.parameter);
-                const auto piece = std::ranges::find_if(pieces, [&](const auto& p) {
-                    return intersection(p.range, stretch.range).n > 0;
-                });
-                assert(piece != pieces.end());
-                parts_.push_back({.piece = static_cast<size_t>(&*piece - buffers_.pieces().data()),
-                                  .elements = {stretch.range.first - piece->range.first, n},
-                                  .rows = matrix.rows.n,
-                                  .cols = matrix.cols,
-                                  .values = values});
-            }
-            if (is_mine == is_owner) continue;
-            const int other = is_mine ? matrix.owner : rank;
-            if (sends(rank, matrix)) (is_mine ? given_ : collected_).push_back({other, values, n});
-            (is_mine ? returned_ : distributed_).push_back({other, values, n});
-        }
-    // In each direction, what two ranks exchange is in the order of matrices.
+    allocate(arena, stretches);
+    auto* next = staging_;
+    for (const Stretch& stretch : stretches) {
+        const OwnedMatrix& matrix = matrices_[stretch.matrix];
+        const bool is_mine = stretch.rank == rank_, is_owner = matrix.owner == rank_;
+        if (!is_mine && !is_owner) continue;
+        const int64_t n = stretch.range.n;
+        const bool in_place = is_owner && is_consecutive(stretch);
+        char* const values =
+            in_place ? place_of(stretch) : std::exchange(next, next + rounded_up(n) * bytes);
+        if (is_owner && !in_place)
+            copies_.push_back({stretch, values, !is_mine && !is_sent(stretch)});
+        if (is_mine) add_part(stretch, values);
+        if (is_mine == is_owner) continue;
+        const int other = is_mine ? matrix.owner : stretch.rank;
+        if (is_sent(stretch)) (is_mine ? given_ : collected_).push_back({other, values, n});
+        (is_mine ? returned_ : distributed_).push_back({other, values, n});
+    }
     for (const OwnedMatrix& matrix : matrices_) {
         if (matrix.owner != rank_) continue;
         const auto group = std::ranges::find_if(groups_, [&](const MatrixGroup& g) {
             return g.shape.rows == matrix.rows.n && g.shape.cols == matrix.cols;
         });
-        if (group == groups_.end()) {
+        if (group != groups_.end())
+            ++group->count;
+        else
             groups_.push_back({{matrix.rows.n, matrix.cols}, 1, memory_ + matrix.place * bytes});
-            continue;
-        }
-        ++group->count;
-        // Of one shape, the matrix with the lowest place is the first.
-        group->data = std::min(static_cast<char*>(group->data), memory_ + matrix.place * bytes);
     }
+}
+
+/// As much memory on every rank as on the one that needs most. Counts what each rank sends.
+void Matrices::allocate(Arena& arena, const std::vector<Stretch>& stretches) {
+    const auto bytes = static_cast<int64_t>(size_of(dtype()));
+    std::vector<int64_t> owned(sent_.size()), staged(sent_.size());
+    for (const OwnedMatrix& m : matrices_) {
+        int64_t& end = owned[static_cast<size_t>(m.owner)];
+        end = std::max(end, m.place + m.numel());
+    }
+    for (const Stretch& stretch : stretches) {
+        const auto rank = static_cast<size_t>(stretch.rank),
+                   owner = static_cast<size_t>(matrices_[stretch.matrix].owner);
+        const int64_t n = rounded_up(stretch.range.n);
+        if (rank != owner || !is_consecutive(stretch)) staged[rank] += n;
+        if (rank == owner) continue;
+        if (!is_consecutive(stretch)) staged[owner] += n;
+        if (is_sent(stretch)) sent_[rank] += stretch.range.n * bytes;
+        sent_[owner] += stretch.range.n * bytes;
+    }
+    const auto take = [&](const std::vector<int64_t>& elements) {
+        return static_cast<char*>(arena.take(
+            static_cast<size_t>(*std::ranges::max_element(elements) * bytes), Purpose::workspaces));
+    };
+    memory_ = take(owned);
+    staging_ = take(staged);
+}
+
+void Matrices::add_part(const Stretch& stretch, char* values) {
+    const OwnedMatrix& matrix = matrices_[stretch.matrix];
+    const auto pieces = buffers_.pieces_of(matrix.parameter);
+    const auto piece = std::ranges::find_if(pieces, [&](const ParameterBuffers::Piece& p) {
+        return intersection(p.range, stretch.range).n > 0;
+    });
+    assert(piece != pieces.end());
+    parts_.push_back({.piece = static_cast<size_t>(&*piece - buffers_.pieces().data()),
+                      .elements = {stretch.range.first - piece->range.first, stretch.range.n},
+                      .rows = matrix.rows.n,
+                      .cols = matrix.cols,
+                      .values = values});
 }
 
 std::vector<MatrixShape> Matrices::shapes() const {
@@ -149,51 +147,71 @@ std::vector<MatrixShape> Matrices::shapes() const {
     return shapes;
 }
 
-/// What a rank updates of all matrices, in their order.
-std::vector<Matrices::Stretch> Matrices::stretches_of(int rank) const {
-    const Sharding& s = buffers_.sharding();
-    const int shard = rank / s.tensors;
-    std::vector<Stretch> all;
-    int parameter = -1;
-    Parameter p;
-    std::vector<Range> owned;
-    for (size_t m = 0; m < matrices_.size(); ++m) {
-        const OwnedMatrix& matrix = matrices_[m];
-        if (matrix.parameter != parameter) {
-            parameter = matrix.parameter;
-            p = buffers_.parameters()[static_cast<size_t>(parameter)];
-            p.held_by.rank = rank % s.tensors;
-            owned = buffers_.owned_of(parameter, shard);
-        }
-        Stretch part{.matrix = m, .range = {}, .cols = matrix.cols};
-        if (p.is_part() && p.split->axis == 1) {
-            const std::vector<Range> columns = part_of(p, p.held_by.rank, p.held_by.ranks);
-            assert(columns.size() == 1 && matrix.rows.n == p.rows());
-            part.range = {0, p.held_numel()};
-            part.cols = columns[0].n, part.col = columns[0].first;
-        } else {
-            const Range logical{matrix.rows.first * matrix.cols, matrix.numel()};
-            const std::vector<HeldRun> runs = runs_in_tensor(held_runs(p), logical);
-            if (runs.empty()) continue;
-            assert(runs.size() == 1);
-            part.range = {runs[0].held, runs[0].n};
-            part.row = (runs[0].logical - logical.first) / matrix.cols;
-        }
-        for (const Range& of_rank : owned) {
-            Stretch stretch = part;
-            stretch.range = intersection(part.range, of_rank);
-            stretch.first = stretch.range.first - part.range.first;
-            if (stretch.range.n > 0) all.push_back(stretch);
-        }
+/// What ranks with a place on the tensor axis hold of a matrix; nothing if that has no elements.
+Matrices::Stretch Matrices::held_by(int tensor, size_t m) const {
+    const OwnedMatrix& matrix = matrices_[m];
+    Parameter p = buffers_.parameters()[static_cast<size_t>(matrix.parameter)];
+    p.held_by.rank = tensor;
+    Stretch part{.matrix = m, .range = {}, .cols = matrix.cols};
+    if (p.is_part() && p.split->axis == 1) {
+        const std::vector<Range> columns = part_of(p, p.held_by.rank, p.held_by.ranks);
+        assert(columns.size() == 1 && matrix.rows.n == p.rows());
+        part.range = {0, p.held_numel()};
+        part.cols = columns[0].n, part.col = columns[0].first;
+        return part;
     }
+    const Range logical{matrix.rows.first * matrix.cols, matrix.numel()};
+    const std::vector<HeldRun> runs = runs_in_tensor(held_runs(p), logical);
+    if (runs.empty()) return part;
+    assert(runs.size() == 1);
+    part.range = {runs[0].held, runs[0].n};
+    part.row = (runs[0].logical - logical.first) / matrix.cols;
+    return part;
+}
+
+/// What each rank updates of each matrix: by matrix, and of one matrix in ascending order. Two
+/// ranks send each other their stretches in this order.
+std::vector<Matrices::Stretch> Matrices::all_stretches() const {
+    const Sharding& s = buffers_.sharding();
+    const std::vector<Bucket>& buckets = buffers_.layout().buckets();
+    std::vector<Stretch> all;
+    for (size_t m = 0; m < matrices_.size(); ++m)
+        for (int tensor = 0; tensor < s.tensors; ++tensor) {
+            const Stretch part = held_by(tensor, m);
+            const auto add = [&](int shard, const Range& range) {
+                Stretch stretch = part;
+                stretch.rank = shard * s.tensors + tensor;
+                stretch.range = intersection(part.range, range);
+                stretch.first = stretch.range.first - part.range.first;
+                if (stretch.range.n > 0) all.push_back(stretch);
+            };
+            if (!s.is_split()) {
+                for (int shard = 0; shard < s.size; ++shard) add(shard, part.range);
+                continue;
+            }
+            const int64_t offset = buffers_.layout().offset(matrices_[m].parameter),
+                          begin = offset + part.range.first, end = offset + part.range.end();
+            auto bucket = std::ranges::partition_point(
+                buckets, [&](const Bucket& b) { return b.range.end() <= begin; });
+            for (; part.range.n > 0 && bucket != buckets.end() && bucket->range.first < end;
+                 ++bucket) {
+                const int64_t first = std::max<int64_t>(0, begin - bucket->range.first),
+                              last = std::min(end - bucket->range.first, bucket->range.n) - 1;
+                for (int64_t shard = first / bucket->shard; shard <= last / bucket->shard; ++shard)
+                    add(static_cast<int>(shard),
+                        {bucket->range.first + shard * bucket->shard - offset, bucket->shard});
+            }
+        }
     return all;
 }
 
-/// Whether the owner gets values from a rank: not if it, or another rank, gives it the same.
-bool Matrices::sends(int from, const OwnedMatrix& matrix) const {
+/// Whether the owner gets values from the rank of a stretch: not if it, or another rank, gives it
+/// the same.
+bool Matrices::is_sent(const Stretch& stretch) const {
     const Sharding& s = buffers_.sharding();
+    const OwnedMatrix& matrix = matrices_[stretch.matrix];
     const Parameter& p = buffers_.parameters()[static_cast<size_t>(matrix.parameter)];
-    const int to = matrix.owner;
+    const int from = stretch.rank, to = matrix.owner;
     return from != to && (s.is_split() || from / s.tensors == to / s.tensors) &&
            (p.is_part() || from % s.tensors == to % s.tensors);
 }
@@ -261,12 +279,7 @@ void Matrices::distribute(Stream& stream) {
     run(stream, "distribute matrices", distributed_, returned_);
 }
 
-int64_t Matrices::bytes_sent() const {
-    int64_t n = 0;
-    for (const Transfers* sends : {&given_, &distributed_})
-        for (const Communicator::Transfer& t : *sends) n += t.count;
-    return n * static_cast<int64_t>(size_of(dtype()));
-}
+int64_t Matrices::most_bytes_sent() const { return *std::ranges::max_element(sent_); }
 
 Communicator& group_of_matrices(const Mesh& mesh, const Sharding& sharding) {
     return sharding.is_split() ? mesh.over({Axis::shard, Axis::context, Axis::tensor})

@@ -59,13 +59,15 @@ class Matrices {
 
     void collect(Stream& stream);
     void distribute(Stream& stream);
-    /// What this rank sends in a step.
-    int64_t bytes_sent() const;
+    /// What this rank sends in a step, and the most that any of the ranks sends.
+    int64_t bytes_sent() const { return sent_[static_cast<size_t>(rank_)]; }
+    int64_t most_bytes_sent() const;
 
   private:
     /// Elements of a matrix that are consecutive in a rank's memory: number `first` … of its part,
     /// which has `cols` columns and whose first element is in row `row`, column `col`.
     struct Stretch {
+        int rank = 0;
         size_t matrix = 0;
         Range range;  // of the parameter, in memory
         int64_t first = 0, cols = 0, row = 0, col = 0;
@@ -78,8 +80,11 @@ class Matrices {
         bool is_copy = false;  // another rank gives the same elements
     };
 
-    std::vector<Stretch> stretches_of(int rank) const;
-    bool sends(int from, const OwnedMatrix& matrix) const;
+    std::vector<Stretch> all_stretches() const;
+    Stretch held_by(int tensor, size_t matrix) const;
+    void allocate(Arena& arena, const std::vector<Stretch>& stretches);
+    void add_part(const Stretch& stretch, char* values);
+    bool is_sent(const Stretch& stretch) const;
     bool is_consecutive(const Stretch& stretch) const {
         return stretch.cols == matrices_[stretch.matrix].cols;
     }
@@ -93,8 +98,10 @@ class Matrices {
     std::vector<OwnedMatrix> matrices_;
     std::vector<Part> parts_;
     std::vector<MatrixGroup> groups_;
-    char* memory_ = nullptr;    // of the matrices that this rank owns
-    std::vector<Copy> copies_;  // of matrices that it owns
+    std::vector<int64_t> sent_;  // bytes in a step, of each rank
+    char* memory_ = nullptr;     // of the matrices that this rank owns
+    char* staging_ = nullptr;    // of parts that are not in it, or not consecutive there
+    std::vector<Copy> copies_;   // of matrices that it owns
     using Transfers = std::vector<Communicator::Transfer>;
     // To owners and from other ranks, before; from owners and to other ranks, after.
     Transfers given_, collected_, returned_, distributed_;

@@ -51,17 +51,19 @@ int64_t tensor_bytes(const RunShape& shape, const RankRegistry& registry, int64_
 
 /// What a rank sends of its state: gradients, weights and sums.
 Traffic traffic_of_state(const RunShape& shape, const PipelineSchedule& schedule, int rank,
-                         const RankRegistry& registry) {
+                         const RankRegistry& registry, bool of_any_rank = false) {
     const PipelineRank& actions =
         schedule.ranks[static_cast<size_t>(shape.mesh.at(Axis::pipeline, rank))];
     Arena counting = Arena::counting(Device{});
     const ParameterBuffers buffers(counting, registry.parameters, shape.dtype,
                                    ParameterBuffers::Use::training, sharding_of(shape, rank));
     return state_traffic(shape.mesh, buffers, passes_of(actions, registry, schedule.shape.ranks),
-                         schedule.shape.micro_batches, sums_of_step(shape));
+                         schedule.shape.micro_batches, sums_of_step(shape), of_any_rank);
 }
 
-Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int rank) {
+/// of_any_rank: the most that a rank of this rank's stage sends.
+Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int rank,
+                   bool of_any_rank = false) {
     const MeshLayout& mesh = shape.mesh;
     const RankRegistry registry = registry_of_rank(shape, rank);
     const PipelineRank& actions =
@@ -70,7 +72,7 @@ Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int 
     const int64_t tokens = int64_t{shape.config.batch.micro_batch} * shape.config.sequence_length(),
                   of_context = tokens / mesh.size(Axis::context),
                   of_tensor = of_context / mesh.size(Axis::tensor);
-    Traffic traffic = traffic_of_state(shape, schedule, rank, registry);
+    Traffic traffic = traffic_of_state(shape, schedule, rank, registry, of_any_rank);
     const auto add = [&](Axis axis, int64_t bytes) {
         if (mesh.size(axis) > 1) traffic[mesh.group_name({axis})] += bytes;
     };
@@ -89,8 +91,9 @@ Traffic step_traffic(const RunShape& shape, int rank) {
 
 int64_t state_bytes(const RunShape& shape, int rank) {
     int64_t bytes = 0;
-    for (const auto& [group, sent] : traffic_of_state(
-             shape, pipeline_schedule(pipeline_shape(shape)), rank, registry_of_rank(shape, rank)))
+    for (const auto& [group, sent] :
+         traffic_of_state(shape, pipeline_schedule(pipeline_shape(shape)), rank,
+                          registry_of_rank(shape, rank), true))
         bytes += sent;
     return bytes;
 }
@@ -99,7 +102,7 @@ Traffic most_traffic(const RunShape& shape) {
     const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(shape));
     Traffic most;
     for (const int rank : shape.mesh.first_ranks(Axis::pipeline))
-        for (const auto& [group, bytes] : traffic_of(shape, schedule, rank))
+        for (const auto& [group, bytes] : traffic_of(shape, schedule, rank, true))
             most[group] = std::max(most[group], bytes);
     return most;
 }
