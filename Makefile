@@ -56,7 +56,7 @@ B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
 DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear kernels/muon model model/families parallel \
-    $(addprefix parallel/,axes launch net pipeline state watchdog) training $(addprefix training/,commands config files plan report watch)
+    $(addprefix parallel/,axes launch net pipeline state watchdog) training $(addprefix training/,commands config evaluations files plan report watch)
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Files without a kernel are compiled without nvcc, which reads every header once per architecture and twice more.
@@ -407,7 +407,7 @@ install: $(B)/train_gpt
 	install -D -m 755 $(B)/train_gpt $(DESTDIR)$(PREFIX)/bin/train_gpt
 	install -d $(DESTDIR)$(PREFIX)/share/train_gpt/configs $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	install -m 644 configs/*.json $(DESTDIR)$(PREFIX)/share/train_gpt/configs
-	install -m 755 scripts/data.sh $(wildcard scripts/parquet.py) $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
+	install -m 755 scripts/data.sh scripts/tasks.py $(wildcard scripts/parquet.py) $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	@echo 'configs/ and scripts/ that the program names are in $(PREFIX)/share/train_gpt'
 
 # For nodes without packages: for every GPU from sm_80 on and for CPUs with AVX2.
