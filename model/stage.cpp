@@ -323,7 +323,9 @@ void Stage::evaluate_head(Stream& stream, int slot_index, const TokenBatch& batc
 
 void Stage::next_token_logits(Stream& stream, int slot_index, int64_t position, Tensor out) {
     // Other context-parallel ranks compute the logits of another token.
-    const auto [owner, row] = context_.place().place_of(position, sequence_length());
+    const int length = sequence_length();
+    const auto [owner, place] = context_.place().place_of(position % length, length);
+    const int64_t row = position / length * options_.T + place;
     const Tensor x = residual_.gather(stream, slot(slot_index).final_norm);
     const UnitLease weights =
         parameters_.weights.acquire(stream, registry_.unit_of(registry_.head));

@@ -15,7 +15,7 @@
 
 namespace train_gpt {
 
-EvaluationBatch::EvaluationBatch(Arena& arena, const BatchShape& shape)
+EvaluationBatch::EvaluationBatch(Arena& arena, const BatchShape& shape, int64_t vocabulary)
     : on_device_(arena, shape, {}) {
     const size_t n = static_cast<size_t>(shape.tokens());
     const bool on_cuda = arena.device().is_cuda(), is_split = shape.context.is_split();
@@ -34,6 +34,10 @@ EvaluationBatch::EvaluationBatch(Arena& arena, const BatchShape& shape)
             on_cuda ? arena.tensor(DType::fp32, {shape.tokens()}, Purpose::staging) : part_losses_;
     }
     if (on_cuda || is_split) losses_ = static_cast<float*>(host(n * sizeof(float)));
+    if (vocabulary == 0) return;
+    logits_ = arena.tensor(DType::fp32, {1, vocabulary}, Purpose::buffers);
+    logits_on_host_ =
+        on_cuda ? arena.tensor(DType::fp32, {1, vocabulary}, Purpose::staging) : logits_;
 }
 
 TokenBatch EvaluationBatch::upload(Stream& stream) const {
@@ -74,9 +78,16 @@ std::span<const float> EvaluationBatch::losses(Stream& stream, const Pipeline& m
     return {losses_, tokens.size()};
 }
 
-namespace {
+int32_t EvaluationBatch::likeliest_token(Stream& stream, const Pipeline& model,
+                                         int64_t token) const {
+    model.next_token_logits(stream, token, logits_);
+    if (stream.device.is_cuda()) copy(stream, logits_on_host_.data, logits_.data, logits_.bytes());
+    stream.synchronize();
+    const std::span<const float> logits(logits_on_host_.as<float>(),
+                                        static_cast<size_t>(model.spec().vocab_size));
+    return static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
+}
 
-/// All ranks stop, or none does.
 void stop_together(const Mesh& mesh, const StopEvaluation& stop, double done) {
     if (!stop) return;
     double wanting[] = {stop(done) ? 1.0 : 0.0};
@@ -84,15 +95,12 @@ void stop_together(const Mesh& mesh, const StopEvaluation& stop, double done) {
     if (wanting[0] > 0) throw EvaluationStopped();
 }
 
-/// Several ranks see the same tokens or sequences; only the first of them counts.
 bool counts_tokens(const Mesh& mesh, const Pipeline& model) {
     return model.ends_model() && mesh.at(Axis::tensor) == 0;
 }
 bool counts_sequences(const Mesh& mesh, const Pipeline& model) {
     return model.ends_model() && mesh.at({Axis::context, Axis::tensor}) == 0;
 }
-
-}  // namespace
 
 ValidationResult evaluate(const EvaluatedModel& on, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const StopEvaluation& stop) {

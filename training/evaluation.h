@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dataloader/loader.h"
+#include "model/generator.h"
 #include "model/pipeline.h"
 #include "parallel/mesh.h"
 #include "tokenizer/tokenizer.h"
@@ -33,7 +34,8 @@ class EvaluationBatch {
     EvaluationBatch() = default;
     /// Context-parallel ranks each fill in whole sequences, and run the model on their part of
     /// them.
-    EvaluationBatch(Arena& arena, const BatchShape& shape);
+    /// `vocabulary`: the size of the logits if likeliest_token() is called.
+    EvaluationBatch(Arena& arena, const BatchShape& shape, int64_t vocabulary = 0);
 
     std::span<int32_t> tokens, targets, doc_start;  // host memory; doc_start empty without a mask
 
@@ -49,6 +51,10 @@ class EvaluationBatch {
     /// Waits for the device and returns each token's loss, in the host's memory. Includes the
     /// tokens of all context-parallel ranks. Only for ranks that end the model.
     std::span<const float> losses(Stream& stream, const Pipeline& model) const;
+    /// Waits for the device and returns the token that the model expects most after a token of the
+    /// batch, whose number counts over all sequences. All ranks that share the model call it, and
+    /// get the same.
+    int32_t likeliest_token(Stream& stream, const Pipeline& model, int64_t token) const;
 
   private:
     DeviceBatch on_device_;
@@ -56,6 +62,7 @@ class EvaluationBatch {
     float* losses_ = nullptr;
     // The losses of all context-parallel ranks [ranks, B · T / ranks], on the device and the host
     Tensor part_losses_, part_losses_on_host_;
+    Tensor logits_, logits_on_host_;  // [1, padded vocabulary]
 };
 
 /// A model, and where it is evaluated.
@@ -64,7 +71,16 @@ struct EvaluatedModel {
     const Pipeline& model;
     const EvaluationBatch& batch;
     const Mesh& mesh;
+    /// Computes tokens one after another and can score them; null if ranks share the model.
+    Generator* generator = nullptr;
 };
+
+/// Throws EvaluationStopped on all ranks if `stop` returns true on one of them. All ranks call it.
+void stop_together(const Mesh& mesh, const StopEvaluation& stop, double done);
+
+/// Several ranks see the same tokens or sequences; only the first of them counts.
+bool counts_tokens(const Mesh& mesh, const Pipeline& model);
+bool counts_sequences(const Mesh& mesh, const Pipeline& model);
 
 /// Evaluates a model on all targets of the validation windows. Returns
 ///

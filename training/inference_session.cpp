@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "model/families/family.h"
 #include "training/config/layout.h"
+#include "training/evaluations/task_evaluation.h"
 #include "training/files/checkpoint.h"
 #include "training/plan/memory_plan.h"
 
@@ -58,7 +59,6 @@ void InferenceSession::build(Arena& arena, For use) {
                                                    ParameterStore::Use::inference);
     if (use == For::sampling) {
         generator_ = std::make_unique<Generator>(spec_, registry, *parameters_, arena);
-        stream_.scratch_bytes = generator_->scratch_bytes(stream_);
     } else {
         const StageOptions options{.B = evaluation_batch_size,
                                    .T = sequence_length_,
@@ -67,7 +67,12 @@ void InferenceSession::build(Arena& arena, For use) {
         model_ = std::make_unique<Stage>(spec_, registry, options, *parameters_, arena);
         stream_.scratch_bytes = model_->scratch_bytes(stream_);
         batch_ = EvaluationBatch(arena, Pipeline(*model_).batch_shape());
+        if (use == For::tasks)
+            generator_ = std::make_unique<Generator>(spec_, registry, *parameters_, arena,
+                                                     scoring_generator(sequence_length_));
     }
+    if (generator_)
+        stream_.scratch_bytes = std::max(stream_.scratch_bytes, generator_->scratch_bytes(stream_));
     stream_.scratch = arena.take(stream_.scratch_bytes, Purpose::workspaces);
 }
 

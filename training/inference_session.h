@@ -16,7 +16,7 @@ namespace train_gpt {
 
 class InferenceSession {
   public:
-    enum class For { sampling, evaluation };
+    enum class For { sampling, evaluation, tasks };
 
     /// path: a checkpoint, a run's folder, or a Hugging Face model folder. dtype: "fp32", "bf16" or
     /// "auto". "auto" takes the dtype of the files, in which a run writes its own dtype. If the
@@ -29,9 +29,9 @@ class InferenceSession {
     const std::filesystem::path& path() const { return path_; }
     const DecoderSpec& spec() const { return spec_; }
     Stream& stream() { return stream_; }
-    Generator& generator() { return *generator_; }           // For::sampling
-    Stage& model() { return *model_; }                       // For::evaluation
-    const EvaluationBatch& batch() const { return batch_; }  // For::evaluation
+    Generator& generator() { return *generator_; }           // For::sampling, For::tasks
+    Stage& model() { return *model_; }                       // For::evaluation, For::tasks
+    const EvaluationBatch& batch() const { return batch_; }  // For::evaluation, For::tasks
     /// The dtype in which the session computes, and the dtype of the files if that is another one:
     /// "in fp32 from weights in fp16".
     std::string described_dtype() const;

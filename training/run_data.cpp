@@ -25,6 +25,7 @@ void require_run_inputs(const Config& config, const std::string& file) {
     for (const std::string& path :
          {config.tokenizer.path, config.data.val, config.evaluation.hellaswag})
         require_made(path);
+    for (const std::string& glob : config.evaluation.tasks) require_made(glob);
 }
 
 RunData::RunData(const Config& config, const std::string& file) {
@@ -51,10 +52,13 @@ void RunData::open_evaluations(const Config& config, const std::string& file) {
         evaluations_.validation = std::make_unique<ValidationWindows>(
             validation_, config.sequence_length(), config.evaluation.max_tokens);
     }
-    if (config.evaluation.hellaswag.empty()) return;
+    const bool has_hellaswag = !config.evaluation.hellaswag.empty();
+    if (!has_hellaswag && config.evaluation.tasks.empty()) return;
     if (!tokenizer_ || !evaluations_.validation)
-        throw Error(file, ": evaluation.hellaswag needs tokenizer.path and data.val; set them too");
-    evaluations_.hellaswag.emplace(config.evaluation.hellaswag, *tokenizer_, 0);
+        throw Error(file, ": evaluation.", has_hellaswag ? "hellaswag" : "tasks",
+                    " needs tokenizer.path and data.val; set them too");
+    if (has_hellaswag) evaluations_.hellaswag.emplace(config.evaluation.hellaswag, *tokenizer_, 0);
+    evaluations_.tasks = read_tasks(config.evaluation.tasks, config.evaluation.task_items);
 }
 
 std::string RunData::tokenizer_hash() const {

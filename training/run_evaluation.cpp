@@ -7,6 +7,8 @@
 #include "base/error.h"
 #include "base/stopwatch.h"
 #include "dataloader/manifest.h"
+#include "training/evaluations/task_evaluation.h"
+#include "training/evaluations/task_report.h"
 #include "training/interrupt.h"
 
 namespace train_gpt {
@@ -73,7 +75,7 @@ bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at) try {
             return interrupted() != nullptr;
         };
     };
-    const EvaluatedModel model{run.stream, run.model, run.evaluation_batch, at.mesh};
+    const EvaluatedModel model{run.stream, run.model, run.evaluation_batch, at.mesh, run.scorer()};
     const ValidationResult v = evaluate(model, *on.validation, on.tokenizer, watch("evaluation"));
     MetricsLog::Fields fields = fields_of(v);
     std::string text = text_of(at.step, v);
@@ -82,6 +84,13 @@ bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at) try {
         text += concat("; HellaSwag ", h.accuracy, ", length-normalised ", h.accuracy_normalised);
         fields.emplace_back("hellaswag", h.accuracy);
         fields.emplace_back("hellaswag_normalised", h.accuracy_normalised);
+    }
+    if (!on.tasks.empty()) {
+        const std::vector<TaskResult> results =
+            evaluate(model, on.tasks, *on.tokenizer, watch("tasks"));
+        text += "; " + summary_of_tasks(results);
+        for (const auto& [name, value] : metrics_of_tasks(results))
+            fields.emplace_back(name, value);
     }
     at.progress.say(text);
     at.metrics.write(at.step, fields, MetricsRecord::Kind::evaluation);

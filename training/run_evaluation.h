@@ -5,9 +5,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dataloader/loader.h"
 #include "training/evaluation.h"
+#include "training/evaluations/task_file.h"
 #include "training/trainer.h"
 #include "training/watch/metrics.h"
 #include "training/watch/progress.h"
@@ -18,6 +20,7 @@ namespace train_gpt {
 struct Evaluations {
     std::unique_ptr<ValidationWindows> validation;  // null: no validation data
     std::optional<HellaSwag> hellaswag;
+    std::vector<Task> tasks;
     const Tokenizer* tokenizer = nullptr;
 };
 
@@ -35,11 +38,11 @@ struct EvaluationPlace {
     MetricsLog& metrics;
 };
 
-/// Computes the validation loss, and HellaSwag if the configuration names it. Shows the progress on
+/// Computes the validation loss, and HellaSwag and tasks if the configuration names them. Shows the progress on
 /// a terminal. Returns false on all ranks if a signal to one of them interrupted the evaluation.
 bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at);
 
-/// Computes the validation loss that a new run starts from, without HellaSwag. Does so only if it
+/// Computes the validation loss that a new run starts from, without HellaSwag and tasks. Does so only if it
 /// takes 30 seconds at most. `least_seconds`: the time it takes at the measured speed of matrix
 /// products. Abandons the evaluation if it takes longer than 30 seconds after all, and prints that.
 /// Also abandons it at a signal.

@@ -12,6 +12,7 @@
 #include "kernels/head_loss.h"
 #include "model/families/family.h"
 #include "parallel/pipeline/stage_layers.h"
+#include "training/evaluations/task_evaluation.h"
 
 namespace train_gpt {
 
@@ -73,7 +74,10 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
       fingerprints(parameters, model.batch_shape(), arena, names_of_all(shape.spec),
                    shape.config.log.fingerprint_every > 0),
       feed(arena, model.batch_shape(), model.batches_in_use()),
-      evaluation_batch(arena, model.batch_shape()),
+      evaluation_batch(arena, model.batch_shape(),
+                       shape.config.evaluation.tasks.empty()
+                           ? 0
+                           : model.last_stage().padded_vocabulary_of_all()),
       outcomes(arena),
       clock(arena.device()),
       counts_losses_(model.ends_model() && shape.mesh.at(Axis::tensor, rank) == 0),
@@ -86,7 +90,10 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
     if (tensor.is_split() || model.ranks() > 1)
         pass_generator_.emplace(model, arena);
     else
-        cached_generator_.emplace(shape.spec, registry.stages.front(), parameters, arena);
+        cached_generator_.emplace(shape.spec, registry.stages.front(), parameters, arena,
+                                  shape.config.evaluation.tasks.empty()
+                                      ? Generator::Options()
+                                      : scoring_generator(shape.spec.n_ctx));
     stream.scratch_bytes = std::max({model.scratch_bytes(stream), generator().scratch_bytes(stream),
                                      optimizer.scratch_bytes(stream)});
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);

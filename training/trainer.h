@@ -56,6 +56,11 @@ struct Trainer {
         return *cached_generator_;
     }
 
+    /// What evaluates tasks with cached keys and values; null if ranks share the model.
+    Generator* scorer() {
+        return parameters.holds_whole_model() && cached_generator_ ? &*cached_generator_ : nullptr;
+    }
+
     /// Requests that the run stop after the next step. All ranks see the request in the outcome of
     /// that step.
     void request_stop() { *stop_request_ = 1; }

@@ -20,12 +20,13 @@ namespace train_gpt {
 
 struct TinyModel {
     TinyModel(const DecoderSpec& spec, int B, int T, DType dtype,
-              Recompute recompute = Recompute::none)
-        : TinyModel(spec, registry_of(spec), {.B = B, .T = T, .recompute = recompute}, dtype) {}
+              Recompute recompute = Recompute::none, const Generator::Options& generating = {})
+        : TinyModel(spec, registry_of(spec), {.B = B, .T = T, .recompute = recompute}, dtype,
+                    generating) {}
     /// A stage of a model, or a whole one with any options.
     TinyModel(const DecoderSpec& spec, const Registry& registry, const StageOptions& options,
-              DType dtype)
-        : arena_(allocate(spec, registry, options, dtype)) {
+              DType dtype, const Generator::Options& generating = {})
+        : generating_(generating), arena_(allocate(spec, registry, options, dtype)) {
         build(arena_, spec, registry, options, dtype);
         // Nothing may be read before it is written, in particular gradients.
         for (int i = 0; i < count(); ++i)
@@ -117,7 +118,8 @@ struct TinyModel {
                                                       optimizer_slots());
         model = std::make_unique<Stage>(spec, registry, options, *parameters, arena);
         if (registry.begins_model() && registry.ends_model())
-            generator = std::make_unique<Generator>(spec, registry, *parameters, arena);
+            generator =
+                std::make_unique<Generator>(spec, registry, *parameters, arena, generating_);
         optimizer = std::make_unique<Optimizer>(*parameters, arena);
         tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
         targets_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
@@ -132,6 +134,7 @@ struct TinyModel {
     Tensor tokens_, targets_, doc_start_;
     bool has_documents_ = false;
     double* loss_ = nullptr;
+    Generator::Options generating_;
     Arena arena_;
 };
 

@@ -20,6 +20,7 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "training/config/config_help.h"
+#include "training/config/config_parser.h"
 #include "training/config/config_schema.h"
 #include "training/config/config_text.h"
 #include "training/config/known_data.h"
@@ -459,6 +460,27 @@ TEST_CASE("exactly one key says how long the run is, and the warm-up fits into i
         {"counted"});
 }
 
+TEST_CASE("a list of files is a text, a list, or nothing, in a file and after --set", "[config]") {
+    using Texts = std::vector<std::string>;
+    Config config;
+    for (const auto& [given, wanted] :
+         std::vector<std::pair<std::string, Texts>>{{"a.jsonl", {"a.jsonl"}},
+                                                    {"\"a.jsonl\"", {"a.jsonl"}},
+                                                    {"[ab]*.jsonl", {"[ab]*.jsonl"}},
+                                                    {R"(["a.jsonl", "[b]*"])", {"a.jsonl", "[b]*"}},
+                                                    {"[]", {}},
+                                                    {"x", {"x"}},
+                                                    {"", {}}}) {
+        apply_override(config, "evaluation.tasks=" + given);
+        CHECK(config.evaluation.tasks == wanted);
+        read_config(config, to_json(config), "again");
+        CHECK(config.evaluation.tasks == wanted);
+    }
+    for (const std::string given : {"[1]", R"(["a", ""])", R"(["a")", R"([["a"]])"})
+        CHECK(contains(error_of([&] { apply_override(config, "evaluation.tasks=" + given); }),
+                       "a list of texts"));
+}
+
 TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[config]") {
     // A configuration in which every key differs from its default, made from the schema's rules.
     const json schema = json::parse(config_schema());
@@ -480,6 +502,8 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
                 value = rule.at("enum").back();
             } else if (name == "train") {
                 value = json::parse(R"([{"glob": "a", "weight": 0.5, "name": "b"}])");
+            } else if (value.is_array() && rule.at("items").at("type") == "string") {
+                value = {"a b", "c*.jsonl", std::to_string(random_int(0, 99))};
             } else if (value.is_array()) {
                 value = {random_int(1, 9), 1};
             } else if (value.is_boolean()) {

@@ -71,6 +71,10 @@ TEST_CASE("every path of the command line may begin with the home folder as ~") 
              {{"eval"}, [](const CommandLine& line) { return line.checkpoint; }},
              {{"eval", "c", "--data"}, [](const CommandLine& line) { return line.data; }},
              {{"eval", "c", "--hellaswag"}, [](const CommandLine& line) { return line.hellaswag; }},
+             {{"eval", "c", "--tasks"},
+              [](const CommandLine& line) { return line.evaluation.tasks.at(0); }},
+             {{"eval", "c", "--tasks", "t", "--items"},
+              [](const CommandLine& line) { return line.evaluation.items; }},
              {{"import"},
               [](const CommandLine& line) { return line.importing.source; },
               {"--out", "o"}},
@@ -137,12 +141,14 @@ TEST_CASE("every path of a configuration may begin with the home folder as ~") {
         }
     }
     for (const char* path : {"run_dir", "model.init_from", "tokenizer.path", "data.train",
-                             "data.val", "evaluation.hellaswag"})
+                             "data.val", "evaluation.hellaswag", "evaluation.tasks"})
         CHECK(paths.contains(path));
     const std::string list = R"([{"glob": "~/a/*.bin"}, {"glob": "b", "name": "~/b"}])";
     const Config config = parse_config("{}", "a.json", {"schedule.steps=1", "data.train=" + list});
     CHECK(config.data.train.at(0).glob == "/h/a/*.bin");
     CHECK(config.data.train.at(1).name == "~/b");  // not a path
+    CHECK(parse_config("{}", "a.json", {"schedule.steps=1", R"(evaluation.tasks=["~/a", "b"])"})
+              .evaluation.tasks == std::vector<std::string>{"/h/a", "b"});
     CHECK(
         parse_config("{}", "a.json", {"schedule.steps=1", "sampling.prompt=~/a"}).sampling.prompt ==
         "~/a");

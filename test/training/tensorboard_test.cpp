@@ -60,7 +60,9 @@ class Start {
                                {"data_wait_ms", 2.0},
                                {"loss/two words", 0.5}});
             if (step_ % 3 == 0)
-                log_.write(step_, {{"val_loss", -loss(step_)}}, MetricsRecord::Kind::evaluation);
+                log_.write(step_,
+                           {{"val_loss", -loss(step_)}, {"task/piqa/accuracy", -loss(step_)}},
+                           MetricsRecord::Kind::evaluation);
             if (step_ % 4 == 0) log_.write_text(step_, "samples", text(step_));
         }
     }
@@ -90,7 +92,10 @@ void check_board(const fs::path& folder, int64_t last, bool with_texts = true) {
     CHECK(board.scalars.at("time/compute_share") == shares);
     CHECK(board.scalars.at("memory/GiB_per_rank") == memories);
     CHECK(board.scalars.at("sources/loss/two words").size() == losses.size());
-    if (!evaluations.empty()) CHECK(board.scalars.at("validation/loss") == evaluations);
+    if (!evaluations.empty()) {
+        CHECK(board.scalars.at("validation/loss") == evaluations);
+        CHECK(board.scalars.at("task/piqa/accuracy") == evaluations);
+    }
     if (!with_texts || texts.empty()) return;
     CHECK(board.texts.at("samples").size() == texts.size());
     for (const auto& [step, text] : texts)

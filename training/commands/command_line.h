@@ -64,6 +64,13 @@ struct CommandLine {
     int samples = 1;
     int64_t max_tokens = 0, max_examples = 0;
 
+    // eval
+    struct Evaluation {
+        std::vector<std::string> tasks;  // files or globs
+        std::string items;               // a file to write; empty: none
+        bool json = false;
+    } evaluation;
+
     // import, export
     ImportOptions importing;
     ExportOptions exporting;

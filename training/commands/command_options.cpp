@@ -163,23 +163,36 @@ void add_sample_command(CLI::App& app, CommandLine& line) {
 }
 
 void add_eval_command(CLI::App& app, CommandLine& line) {
-    CLI::App* eval =
-        app.add_subcommand("eval", "Print validation loss and HellaSwag accuracy of a model");
+    CLI::App* eval = app.add_subcommand(
+        "eval", "Print a model's validation loss, and its scores on tasks and HellaSwag");
     add_checkpoint(eval, line);
     eval->add_option("--data", line.data,
                      "Token shards, or a folder made by `tokenize`, whose validation shards are "
-                     "taken; default: data.val of the run that wrote the checkpoint")
+                     "taken; default without --tasks: data.val of the run that wrote the "
+                     "checkpoint")
         ->transform(path())
         ->type_name("GLOB|DIR");
     eval->add_option("--max-tokens", line.max_tokens, "Most tokens to evaluate; 0: all")
         ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
+    eval->add_option("--tasks", line.evaluation.tasks,
+                     "Tasks, which are files of questions and answers in JSON Lines "
+                     "(docs/evaluations.md), or globs")
+        ->transform(path())
+        ->type_name("FILE…");
+    eval->add_option("--items", line.evaluation.items,
+                     "Write what the model decided on each item of the tasks to a new file, as "
+                     "JSON Lines")
+        ->transform(path())
+        ->type_name("FILE");
     eval->add_option("--hellaswag", line.hellaswag, "HellaSwag's published JSONL file")
         ->transform(path())
         ->type_name("FILE");
-    eval->add_option("--max-examples", line.max_examples, "Most HellaSwag examples; 0: all")
+    eval->add_option("--max-examples", line.max_examples,
+                     "Most items of each task, and most HellaSwag examples; 0: all")
         ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
+    eval->add_flag("--json", line.evaluation.json, "Print one JSON object");
 }
 
 void add_import_command(CLI::App& app, CommandLine& line) {

@@ -6,6 +6,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/formatted.h"
+#include "base/json_text.h"
 #include "base/printable.h"
 #include "dataloader/loader.h"
 #include "dataloader/manifest.h"
@@ -14,6 +17,8 @@
 #include "training/config/data_folder.h"
 #include "training/config/known_data.h"
 #include "training/evaluation.h"
+#include "training/evaluations/task_evaluation.h"
+#include "training/evaluations/task_report.h"
 #include "training/files/run_folder.h"
 #include "training/inference_session.h"
 
@@ -57,44 +62,116 @@ ValidationWindows open_windows(const CommandLine& line, const std::string& data,
     return windows;
 }
 
-void print_validation(const ValidationResult& v, const std::string& data,
-                      const std::string& dtype) {
-    std::printf("validation loss %.6f nats/token", v.nats_per_token);
-    if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
-    std::printf(", perplexity %.4f (e to the nats/token)", std::exp(v.nats_per_token));
-    std::printf(" over %lld tokens of %s, %s\n", static_cast<long long>(v.tokens),
-                printable(data).c_str(), dtype.c_str());
+/// What is evaluated.
+struct Questions {
+    std::vector<Task> tasks;
+    std::optional<HellaSwag> hellaswag = {};
+};
+
+/// What came out, and how it is printed.
+class Answers {
+  public:
+    Answers(const CommandLine& line, const std::string& dtype) : line_(line), dtype_(dtype) {
+        json_["checkpoint"] = line.checkpoint;
+        json_["dtype"] = dtype;
+    }
+
+    void add(const ValidationResult& v, const std::string& data) {
+        Json validation{{"data", data}, {"loss", v.nats_per_token}, {"tokens", v.tokens}};
+        text_ += formatted("validation loss %.6f nats/token", v.nats_per_token);
+        if (std::isfinite(v.bits_per_byte)) {
+            text_ += formatted(", %.6f bits/byte", v.bits_per_byte);
+            validation["bits_per_byte"] = v.bits_per_byte;
+        }
+        text_ += formatted(", perplexity %.4f (e to the nats/token) over %lld tokens of ",
+                           std::exp(v.nats_per_token), static_cast<long long>(v.tokens));
+        text_ += printable(data) + ", " + dtype_ + "\n";
+        json_["validation"] = std::move(validation);
+        show();
+    }
+    void add(const HellaSwagResult& h) {
+        text_ += formatted("HellaSwag accuracy %.4f, length-normalised %.4f, over %lld examples, ",
+                           h.accuracy, h.accuracy_normalised, static_cast<long long>(h.examples));
+        text_ += dtype_ + "\n";
+        json_["hellaswag"] = {{"accuracy", h.accuracy},
+                              {"accuracy_normalised", h.accuracy_normalised},
+                              {"examples", h.examples}};
+        show();
+    }
+    void add(const std::vector<TaskResult>& results) {
+        text_ += describe_tasks(results);
+        json_.update(json_of(results));
+        show();
+    }
+    void finish() const {
+        if (line_.evaluation.json) std::printf("%s\n", to_text(json_, 2).c_str());
+    }
+
+  private:
+    /// A result is printed when it is known.
+    void show() {
+        if (!line_.evaluation.json) std::fputs(text_.c_str(), stdout), std::fflush(stdout);
+        text_.clear();
+    }
+
+    const CommandLine& line_;
+    std::string dtype_, text_;
+    Json json_;
+};
+
+/// Evaluates the tasks one after another, and writes their items if they are wanted.
+std::vector<TaskResult> evaluate_tasks(const CommandLine& line, const EvaluatedModel& model,
+                                       const std::vector<Task>& tasks, const Tokenizer& tokenizer) {
+    std::optional<AtomicFile> items;
+    if (!line.evaluation.items.empty()) items.emplace(line.evaluation.items);
+    std::vector<TaskResult> results;
+    for (const Task& task : tasks) {
+        const std::vector<AnswerLosses> losses = losses_on(task, model, tokenizer);
+        results.push_back(result_of(task, losses));
+        if (items) items->write(items_json(task, losses));
+    }
+    if (items) items->commit();
+    return results;
+}
+
+void require_something(const CommandLine& line, const std::string& data) {
+    const bool has_tasks = !line.evaluation.tasks.empty();
+    if (!line.evaluation.items.empty() && !has_tasks)
+        throw UsageError("--items is about the items of tasks; name their files with --tasks");
+    if (data.empty() && line.hellaswag.empty() && !has_tasks)
+        throw UsageError(
+            "nothing to evaluate: the checkpoint names no validation data; give --data GLOB, "
+            "--tasks FILE or --hellaswag FILE");
 }
 
 }  // namespace
 
 int eval(const CommandLine& line) {
-    InferenceSession session(line.checkpoint, line.device, line.dtype,
-                             InferenceSession::For::evaluation);
+    const bool has_tasks = !line.evaluation.tasks.empty();
+    // Mistakes in tasks are found before a large model is read.
+    Questions questions{.tasks = read_tasks(line.evaluation.tasks, line.max_examples)};
+    InferenceSession session(
+        line.checkpoint, line.device, line.dtype,
+        has_tasks ? InferenceSession::For::tasks : InferenceSession::For::evaluation);
     require_made(line.data);
-    const std::string data =
-        line.data.empty() ? session.validation_data() : validation_glob(line.data);
+    const std::string data = !line.data.empty() ? validation_glob(line.data)
+                             : has_tasks        ? ""
+                                                : session.validation_data();
     require_made(line.hellaswag);
-    if (data.empty() && line.hellaswag.empty())
-        throw UsageError(
-            "nothing to evaluate: the checkpoint names no validation data; give --data GLOB or "
-            "--hellaswag FILE");
-    std::optional<HellaSwag> hellaswag;
+    require_something(line, data);
     if (!line.hellaswag.empty())
-        hellaswag.emplace(line.hellaswag, session.tokenizer(), line.max_examples);
+        questions.hellaswag.emplace(line.hellaswag, session.tokenizer(), line.max_examples);
     const Mesh alone;
-    const EvaluatedModel model{session.stream(), session.model(), session.batch(), alone};
+    const EvaluatedModel model{session.stream(), session.model(), session.batch(), alone,
+                               has_tasks ? &session.generator() : nullptr};
+    Answers answers(line, session.described_dtype());
     if (!data.empty()) {
         const ValidationWindows windows = open_windows(line, data, session);
-        print_validation(evaluate(model, windows, session.tokenizer_or_null()), data,
-                         session.described_dtype());
+        answers.add(evaluate(model, windows, session.tokenizer_or_null()), data);
     }
-    if (hellaswag) {
-        const HellaSwagResult h = hellaswag->evaluate(model);
-        std::printf("HellaSwag accuracy %.4f, length-normalised %.4f, over %lld examples, %s\n",
-                    h.accuracy, h.accuracy_normalised, static_cast<long long>(h.examples),
-                    session.described_dtype().c_str());
-    }
+    if (questions.hellaswag) answers.add(questions.hellaswag->evaluate(model));
+    if (has_tasks) answers.add(evaluate_tasks(line, model, questions.tasks, session.tokenizer()));
+    answers.finish();
     return 0;
 }
 

@@ -265,9 +265,11 @@ struct Config {
     } checkpoint;
 
     struct Evaluation {
-        int64_t every = 250;     // steps; 0: only at the end
-        int64_t max_tokens = 0;  // 0: the whole validation split
-        std::string hellaswag;   // HellaSwag's published JSONL; empty: no HellaSwag
+        int64_t every = 250;                  // steps; 0: only at the end
+        int64_t max_tokens = 0;               // 0: the whole validation split
+        std::string hellaswag;                // HellaSwag's published JSONL; empty: no HellaSwag
+        std::vector<std::string> tasks = {};  // files or globs
+        int64_t task_items = 500;             // of each task; 0: all
     } evaluation;
 
     struct Sampling {

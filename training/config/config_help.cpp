@@ -76,6 +76,7 @@ std::vector<KeyDescription> describe_keys() {
         const char* type = is_switch(field)    ? "switch"
                            : is_text(field)    ? "text"
                            : is_sources(field) ? "text or list"
+                           : is_texts(field)   ? "text or list"
                            : is_numbers(field) ? "list"
                            : is_real(field)    ? "number"
                                                : "integer";

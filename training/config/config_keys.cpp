@@ -217,6 +217,11 @@ constexpr ConfigKey table[] = {
     {KEY(evaluation.hellaswag), any_path(),
      "HellaSwag's published JSONL file, to report its accuracy with each evaluation; empty: "
      "none."},
+    {KEY(evaluation.tasks), any_path(),
+     "Tasks to score with each evaluation: a file or glob such as `data/core/*.jsonl`, or a list "
+     "of them (docs/evaluations.md)."},
+    {KEY(evaluation.task_items), between(0, max_exact_integer),
+     "Items of each task that an evaluation uses; 0: all."},
 
     {KEY(sampling.every), between(0, max_steps), "Steps between samples; 0: none during training."},
     {KEY(sampling.prompt), any_text(),
@@ -360,6 +365,7 @@ Json to_value(const TrainSources& sources) {
         list.push_back({{"glob", source.glob}, {"weight", source.weight}, {"name", source.name}});
     return list;
 }
+Json to_value(const Texts& texts) { return texts.size() == 1 ? Json(texts[0]) : Json(texts); }
 
 }  // namespace
 
@@ -376,6 +382,7 @@ bool is_switch(const KeyField& field) {
            std::holds_alternative<OneOf<std::optional<bool>>*>(field);
 }
 bool is_sources(const KeyField& field) { return std::holds_alternative<TrainSources*>(field); }
+bool is_texts(const KeyField& field) { return std::holds_alternative<Texts*>(field); }
 bool is_numbers(const KeyField& field) { return std::holds_alternative<WholeNumbers*>(field); }
 bool is_real(const KeyField& field) { return std::holds_alternative<double*>(field); }
 bool is_optional_number(const KeyField& field) {
@@ -423,7 +430,7 @@ Json value_of(Config config, const ConfigKey& key) {
     return std::visit(
         [](auto* value) {
             using Value = std::remove_pointer_t<decltype(value)>;
-            if constexpr (std::is_same_v<Value, TrainSources>)
+            if constexpr (std::is_same_v<Value, TrainSources> || std::is_same_v<Value, Texts>)
                 return to_value(*value);
             else if constexpr (is_one_of<Value>)
                 return Json(value->word());
@@ -445,6 +452,7 @@ std::string rule_text(const ConfigKey& key) {
     if (rule.word_count > 0) return words_text(rule.words());
     if (is_text(field)) return "a text";
     if (is_sources(field)) return concat("a text, or a list of sources ", source_shape);
+    if (is_texts(field)) return "a text, or a list of texts";
     if (is_numbers(field))
         return concat("a list of whole numbers from ", number_text(rule.low), " to ",
                       number_text(rule.high));

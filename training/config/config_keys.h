@@ -20,9 +20,10 @@ namespace train_gpt {
 /// The address of a key's value in a Config. The pointer's type is the key's type.
 using TrainSources = std::vector<Config::Data::Source>;
 using WholeNumbers = std::vector<int>;
+using Texts = std::vector<std::string>;
 using KeyField = std::variant<
     int*, std::optional<int>*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*,
-    WholeNumbers*, OneOf<PipelineKind>*, OneOf<Decay>*, OneOf<std::optional<GradientSums>>*,
+    WholeNumbers*, Texts*, OneOf<PipelineKind>*, OneOf<Decay>*, OneOf<std::optional<GradientSums>>*,
     OneOf<OnSpike>*, OneOf<OptimizerName>*, OneOf<NewtonSchulzList>*, OneOf<MuonScale>*,
     OneOf<DType>*, OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
     OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
@@ -35,6 +36,8 @@ bool is_text(const KeyField& field);
 bool is_switch(const KeyField& field);
 bool is_sources(const KeyField& field);
 bool is_numbers(const KeyField& field);
+/// Whether values are lists of texts. One text stands for a list of one, and "" for an empty list.
+bool is_texts(const KeyField& field);
 bool is_real(const KeyField& field);
 /// Whether values are whole numbers or the word "auto".
 bool is_optional_number(const KeyField& field);

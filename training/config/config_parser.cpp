@@ -133,6 +133,17 @@ std::optional<TrainSources> read_sources(const Json& value, const std::string& w
     return sources;
 }
 
+/// One path or a list of paths; nothing for other values.
+std::optional<Texts> read_texts(const Json& value, const std::string& where) {
+    Texts texts;
+    for (const Json& item : value.is_array() ? value : Json::array({value})) {
+        const auto text = read_text(item);
+        if (!text || (text->empty() && value.is_array())) return {};
+        if (!text->empty()) texts.push_back(read_path(*text, where));
+    }
+    return texts;
+}
+
 /// Stores a JSON value in a key's field, or throws with the key's rule.
 void assign(Config& config, const ConfigKey& key, const Json& value, const std::string& origin) {
     const KeyField field = key.field(config);
@@ -162,6 +173,10 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
                 const auto sources = read_sources(value, concat(origin, ": ", key.path));
                 if (sources) *target = *sources;
                 return sources.has_value();
+            } else if constexpr (std::is_same_v<Value, Texts>) {
+                const auto texts = read_texts(value, concat(origin, ": ", key.path));
+                if (texts) *target = *texts;
+                return texts.has_value();
             } else if constexpr (std::is_same_v<Value, WholeNumbers>) {
                 if (!value.is_array()) return false;
                 Value numbers;
@@ -299,11 +314,11 @@ void apply_override(Config& config, const std::string& text) {
     }
     const KeyField field = key->field(config);
     Json value = try_parse_json(raw);
-    // A damaged list of sources must not be taken for a glob; "[ab]*.bin" is a glob.
+    // A damaged list must not be taken for a glob; "[ab]*.bin" is a glob.
     const size_t second = raw.find_first_not_of(" \t\n", 1);
-    const bool is_list =
-        value.is_array() || (raw.starts_with('[') && second != raw.npos && raw[second] == '{');
-    const bool is_bare = is_text(field) || (is_sources(field) && !is_list);
+    const bool is_list = value.is_array() || (raw.starts_with('[') && second != raw.npos &&
+                                              raw[second] == (is_texts(field) ? '"' : '{'));
+    const bool is_bare = is_text(field) || ((is_sources(field) || is_texts(field)) && !is_list);
     const bool has_words = is_switch(field) || is_optional_number(field);
     if (has_words ? value.is_discarded() : is_bare && !value.is_string()) value = raw;
     if (value.is_discarded()) refuse(origin, *key, raw);  // 1e400 ends here too

@@ -44,6 +44,7 @@ std::string config_schema() {
         property["type"] = is_switch(field)    ? Json({"string", "boolean"})
                            : is_text(field)    ? Json("string")
                            : is_sources(field) ? Json({"string", "array"})
+                           : is_texts(field)   ? Json({"string", "array"})
                            : is_numbers(field) ? Json("array")
                            : is_real(field)    ? Json("number")
                                                : Json("integer");
@@ -52,6 +53,7 @@ std::string config_schema() {
             property["pattern"] = "^auto$";
         }
         if (is_sources(field)) property["items"] = source_schema();
+        if (is_texts(field)) property["items"] = {{"type", "string"}};
         Json bounds = Json::object();
         if (is_numbers(field)) bounds["type"] = "integer";
         for (const std::string_view word : rule.words())

@@ -18,6 +18,10 @@ for (const run of runs) {
 const sources = [...new Set(runs.flatMap(run => Object.keys(run.curves)))]
     .filter(name => name.startsWith('loss/')).map(name => name.slice(5));
 
+/// The names of tasks, and of CORE.
+const scored = [...new Set(runs.flatMap(run => Object.keys(run.curves)))]
+    .filter(name => /^(task|core)\//.test(name) && !/\/(low|high)$/.test(name)).sort();
+
 /// The index of the value nearest to x in rising values.
 function nearest(values, x) {
     let low = 0, high = values.length - 1;
@@ -125,6 +129,13 @@ const plots = [
     {id: 'hellaswag', title: 'HellaSwag', unit: 'accuracy', format: percent, tick: percent,
         entries: [...curve('hellaswag', 'dots', 'accuracy'), ...curve('hellaswag_normalised', 'dots', 'normalised by length', {colour: 1})],
         good: 'How often the model picks the right one of four endings of a sentence. Guessing gives 25 %; it rises late and slowly.'},
+    ...scored.map(name => ({id: name, title: name.startsWith('core/') ? `CORE, baselines ${name.slice(5)}` : 'Task ' + name.slice(5),
+        unit: name.startsWith('core/') ? 'mean centered accuracy' : 'accuracy', format: percent, tick: percent,
+        entries: [...curve(name + '/low', 'edge', 'less a standard error', {silent: true}), ...curve(name + '/high', 'edge', 'plus a standard error', {silent: true}),
+            ...curve(name, 'dots', name.startsWith('core/') ? 'CORE' : 'accuracy')],
+        bands: runs.flatMap(run => run.curves[name + '/low'] ? [{run, low: name + '/low', high: name + '/high'}] : []),
+        good: name === scored[0] ? 'The band is one standard error of the items to each side: changes within it are noise. Small models guess at many tasks for a ' +
+            'long time.' : ''})),
     ...runs.map((run, r) => ({id: 'time/' + r, title: several ? 'Where the time goes: ' + run.name : 'Where the time goes', shares: run.shares && run,
         format: percent, tick: percent, entries: [],
         good: r > 0 ? '' : 'Good: nearly all of it computes. Communication counts only where computing waits for it, and data wait is time in which the ' +
@@ -212,7 +223,14 @@ function draw(plot) {
 function lines(plot, px, py) {
     let text = '';
     const round = value => value.toFixed(2);
+    for (const {run, low, high} of plot.bands ?? []) {
+        if (!run.shown) continue;
+        const [below, above] = [low, high].map(name => visible(plot).find(entry => entry.run === run && entry.name === name));
+        const edge = entry => entry.curve.y.map((value, i) => round(px(xs(entry)[i])) + ' ' + round(py(value)));
+        text += `<path class="band ${above.colour}" data-band="${escaped(low.replace(/\/low$/, ''))}" d="M${[...edge(above), ...edge(below).reverse()].join('L')}Z"/>`;
+    }
     for (const entry of visible(plot)) {
+        if (entry.style === 'edge') continue;
         const x = xs(entry), y = entry.curve.y;
         const points = y.map((value, i) => round(px(x[i])) + ' ' + round(py(Math.max(value, plot.log ? plot.y0 : -Infinity))));
         const names = `data-run="${runs.indexOf(entry.run)}" data-curve="${escaped(entry.name)}"`;

@@ -147,6 +147,28 @@ std::string run_json(const RecordedRun& run, int pixels) {
                   ",\"memory\":", memory_of(run), ",\"marks\":", marks_json(run), "}");
 }
 
+/// The scores of tasks, and the bands of one standard error around them.
+std::vector<std::pair<std::string, Curve>> task_curves(const MetricsTable& evaluations,
+                                                       int pixels) {
+    std::vector<std::pair<std::string, Curve>> curves;
+    constexpr std::string_view accuracy = "/accuracy", error = "/stderr";
+    for (const auto& [column, values] : evaluations.columns) {
+        const bool is_task = column.starts_with("task/") && column.ends_with(accuracy);
+        const bool is_core = column.starts_with("core/") && !column.ends_with(error);
+        if (!is_task && !is_core) continue;
+        const std::string name =
+            is_task ? column.substr(0, column.size() - accuracy.size()) : column;
+        const std::vector<double> errors = evaluations.column(name + std::string(error));
+        for (const auto& [part, sign] :
+             {std::pair{"", 0.0}, std::pair{"/low", -1.0}, std::pair{"/high", 1.0}}) {
+            std::vector<double> shifted = values;
+            for (size_t i = 0; i < shifted.size() && sign != 0; ++i) shifted[i] += sign * errors[i];
+            curves.emplace_back(name + part, thinned(evaluations.step, shifted, pixels));
+        }
+    }
+    return curves;
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int pixels) {
@@ -178,6 +200,7 @@ std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int
     const Curve tokens = tokens_of(run);
     add("tokens", thinned(tokens.x, tokens.y, coarse));
     const MetricsTable& evaluations = run.evaluations();
+    for (const auto& [name, curve] : task_curves(evaluations, pixels)) add(name, curve);
     for (const char* name : {"val_loss", "val_bits_per_byte", "hellaswag", "hellaswag_normalised"})
         if (evaluations.has(name))
             add(name, thinned(evaluations.step, evaluations.column(name), pixels));

@@ -15,6 +15,8 @@ namespace train_gpt {
 ///   limit                       tokens per second at the measured rate of matrix products
 ///   seconds                     the seconds of training up to a step
 ///   tokens                      the tokens up to a step; straight between the curve's points
+///   task/NAME, core/VERSION     the accuracy of tasks, and CORE; with …/low and …/high, which are
+///                               one standard error below and above
 /// Curves without points are left out.
 std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int pixels);
 

@@ -100,6 +100,29 @@ std::string evaluation_of(const RecordedRun& run, const char* field, std::option
            (at == 0 && run.last_step() > 0 ? ", before training" : "");
 }
 
+/// The last accuracies of tasks, or CORE, each with its standard error.
+std::string tasks_of(const RecordedRun& run) {
+    const MetricsTable& evaluations = run.evaluations();
+    constexpr std::string_view task = "task/", core = "core/", accuracy = "/accuracy",
+                               error = "/stderr";
+    const bool has_core = evaluations.has("core/v2");
+    std::string text;
+    for (const auto& [column, values] : evaluations.columns) {
+        const bool shown = has_core ? column.starts_with(core) && !column.ends_with(error)
+                                    : column.starts_with(task) && column.ends_with(accuracy);
+        const double last = evaluations.last(column);
+        if (!shown || !std::isfinite(last)) continue;
+        const std::string name =
+            has_core ? column : column.substr(0, column.size() - accuracy.size());
+        const double band = evaluations.last(name + std::string(error));
+        const std::string label =
+            has_core ? "CORE with baselines " + name.substr(core.size()) : name.substr(task.size());
+        text += (text.empty() ? "" : ", ") + html(label) + formatted(" %.4f", last) +
+                (std::isfinite(band) ? formatted(" ± %.4f", band) : "");
+    }
+    return text;
+}
+
 std::vector<Fact> summary_of(const RecordedRun& run) {
     const int64_t step = run.last_step(), planned = run.steps_planned();
     const MetricsTable& training = run.training();
@@ -129,7 +152,8 @@ std::vector<Fact> summary_of(const RecordedRun& run) {
              : ""},
         {"Validation loss, best", run.evaluations().rows() < 2
                                       ? ""
-                                      : evaluation_of(run, "val_loss", best, " nats per token")}};
+                                      : evaluation_of(run, "val_loss", best, " nats per token")},
+        {"Tasks, last", tasks_of(run)}};
 }
 
 }  // namespace

@@ -47,8 +47,9 @@ bool is_shown(std::string_view field) {
                                           "val_bits_per_byte",
                                           "hellaswag",
                                           "hellaswag_normalised"};
-    return field.starts_with("loss/") || field.starts_with("exposed_ms/") ||
-           field.starts_with("passes/") || std::ranges::find(names, field) != std::end(names);
+    for (const std::string_view prefix : {"loss/", "exposed_ms/", "passes/", "task/", "core/"})
+        if (field.starts_with(prefix)) return true;
+    return std::ranges::find(names, field) != std::end(names);
 }
 
 /// Adds every value below `json` under its path.

@@ -77,6 +77,7 @@ std::string tag_of(const std::string& field) {
     if (const auto found = tags.find(field); found != tags.end()) return found->second;
     if (field.starts_with("bytes_sent/") || field.starts_with("exposed_ms/"))
         return "communication/" + field;
+    if (field.starts_with("task/") || field.starts_with("core/")) return field;
     return (field.find('/') == std::string::npos ? "other/" : "sources/") + field;
 }
 
