@@ -15,12 +15,20 @@
 #   fineweb-edu-llama3, fineweb-edu-qwen3, fineweb-edu-smollm2: the texts of fineweb-edu-text in these vocabularies
 #   hellaswag         HellaSwag's validation set, for evaluation.hellaswag and train_gpt eval --hellaswag      12 MB
 #
+# and tasks for evaluation.tasks and train_gpt eval --tasks (docs/evaluations.md), from where they were first published:
+#   core              the 22 tasks of CORE, from nanochat's evaluation bundle                                  162 MB
+#   arc, piqa, hellaswag, openbookqa, winogrande, sciq, boolq, commonsenseqa, mmlu, lambada
+#                     as lm-evaluation-harness asks them                                                       < 1 GB in all
+# Each data set has a licence of its own, which you should read.
+#
 # Environment: DATA_DIR (data), SHARDS (fineweb*: the number of training files), HF_ENDPOINT (a mirror of https://huggingface.co),
 # HF_TOKEN (an access token of Hugging Face, for files that need one),
 # TRAIN_GPT (build/train_gpt), TOKENIZER (fineweb-edu-text: a vocabulary to use instead of GPT-2's). Needs curl, and for Parquet
 # python3 (see scripts/parquet.py).
 # Downloads continue after an interruption. Each file is checked with a SHA-256 from this script or, for large files on Hugging Face,
 # from its server. The hash of a correct file is kept in FILE.sha256 (for sha256sum -c).
+# This script knows no hash of the tasks but HellaSwag's. It prints that, and keeps the hash of the first download in FILE.first:
+# a later download, also one into a folder to which FILE.first was copied, must have the same.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 [ ! -e "$(dirname "$0")/../Makefile" ] || cd "$(dirname "$0")/.."  # installed, it works where it is called
@@ -51,6 +59,7 @@ fetch() {  # fetch URL FILE [SHA256]
     [ -s "$file" ] && [ "$file.sha256" -nt "$file" ] && return
     mkdir -p "$(dirname "$file")"
     [ -n "$wanted" ] || wanted=$(published_sha256 "$url" || true)
+    [ -n "$wanted" ] || ! [ -s "$file.first" ] || wanted=$(cut -d ' ' -f 1 "$file.first")
     if [ ! -s "$file" ]; then
         echo "downloading $url"
         curl -fL "${token[@]}" --connect-timeout 20 --retry 3 -C - -o "$part" "$url" || status=$?
@@ -73,7 +82,10 @@ fetch() {  # fetch URL FILE [SHA256]
         mv "$file" "$file.wrong"
         stop "$file is not what was published: its SHA-256 is $found, not $wanted; it was renamed to $file.wrong; run the same command again"
     fi
-    [ -n "$wanted" ] || echo "note: no SHA-256 is known for $file, so it was not checked"
+    if [ -z "$wanted" ]; then
+        echo "note: no SHA-256 is known for $file, so it was not checked; its hash $found is kept in $file.first, and later downloads must have it"
+        printf '%s  %s\n' "$found" "$(basename "$file")" > "$file.first"
+    fi
     printf '%s  %s\n' "$found" "$(basename "$file")" > "$file.sha256"
 }
 
@@ -122,6 +134,34 @@ shards() {  # shards DATASET PREFIX NUMBER FOLDER
         fetch "$hub/datasets/$1/resolve/main/$2_$i.bin" "$data/$4/$2_$i.bin"
     done
     globs="data.train=$data/$4/$2_train_*.bin data.val=$data/$4/$2_val_*.bin"
+}
+
+tasks() {  # tasks NAME URL [SHA256]: downloads a data set and turns it into tasks
+    local file=$data/$1/${2##*/}
+    fetch "$2" "$file" "${3:-}"
+    command -v python3 > /dev/null || stop "python3 is missing, which turns $file into tasks; install it (sudo apt-get install python3)"
+    if ! [ "$data/$1/converted" -nt "$file" ] || ! [ "$data/$1/converted" -nt "$here/tasks.py" ]; then
+        "$here/tasks.py" "$1" "$file" "$data/$1"
+        touch "$data/$1/converted"  # after all of them have been written
+    fi
+    echo "evaluate them with train_gpt eval CHECKPOINT --tasks $(cd "$data/$1" && grep -l -m 1 '"form": ' ./*.jsonl | sed "s|^\.|$data/$1|" | tr '\n' ' ')"
+}
+
+published_tasks() {  # published_tasks NAME
+    case $1 in
+        core) tasks core https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip ;;
+        arc) tasks arc https://ai2-public-datasets.s3.amazonaws.com/arc/ARC-V1-Feb2018.zip ;;
+        piqa) tasks piqa https://storage.googleapis.com/ai2-mosaic/public/physicaliqa/physicaliqa-train-dev.zip ;;
+        hellaswag) tasks hellaswag https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl \
+            0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588 ;;
+        openbookqa) tasks openbookqa https://ai2-public-datasets.s3.amazonaws.com/open-book-qa/OpenBookQA-V1-Sep2018.zip ;;
+        winogrande) tasks winogrande https://storage.googleapis.com/ai2-mosaic/public/winogrande/winogrande_1.1.zip ;;
+        sciq) tasks sciq https://ai2-public-datasets.s3.amazonaws.com/sciq/SciQ.zip ;;
+        boolq) tasks boolq https://dl.fbaipublicfiles.com/glue/superglue/data/v2/BoolQ.zip ;;
+        commonsenseqa) tasks commonsenseqa https://s3.amazonaws.com/commensenseqa/dev_rand_split.jsonl ;;
+        mmlu) tasks mmlu https://people.eecs.berkeley.edu/~hendrycks/data.tar ;;
+        lambada) tasks lambada https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl ;;
+    esac
 }
 
 vocabulary() {  # vocabulary NAME: of a published model
@@ -174,8 +214,7 @@ for name in "$@"; do
             fineweb_edu_texts "$name" --tokenizer "$data/${name##*-}" ;;
         fineweb-edu-10b) shards karpathy/fineweb-edu-100B-gpt2-token-shards edu_fineweb 100 fineweb-edu-10b ;;
         fineweb-10b) shards kjj0/fineweb10B-gpt2 fineweb 103 fineweb-10b ;;
-        hellaswag) fetch https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl \
-            "$data/hellaswag/hellaswag_val.jsonl" 0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588 ;;
+        core | arc | piqa | hellaswag | openbookqa | winogrande | sciq | boolq | commonsenseqa | mmlu | lambada) published_tasks "$name" ;;
         *) echo "error: there is no data set called $name" >&2; usage >&2; exit 2 ;;
     esac
     echo "$data/$name is ready${globs:+; its shards are $globs}"

@@ -25,7 +25,17 @@ std::string command_that_makes(const std::string& path) {
                                        "fineweb-edu-llama3",
                                        "fineweb-edu-qwen3",
                                        "fineweb-edu-smollm2",
-                                       "hellaswag"};
+                                       "hellaswag",
+                                       "core",
+                                       "arc",
+                                       "piqa",
+                                       "openbookqa",
+                                       "winogrande",
+                                       "sciq",
+                                       "boolq",
+                                       "commonsenseqa",
+                                       "mmlu",
+                                       "lambada"};
     bool in_data = false;  // the folder that scripts/data.sh writes to
     for (const fs::path& part : fs::path(path).lexically_normal()) {
         if (in_data && part == "quickstart") return "make quickstart";
