@@ -396,6 +396,9 @@ struct SharedJob {
     Settings with_text() const {
         return {{"tokenizer.path", directory / "tokenizer.json"},
                 {"evaluation.hellaswag", directory / "hellaswag.jsonl"},
+                {"evaluation.tasks", "[\"" + (directory / "choice.jsonl") + "\", \"" +
+                                         (directory / "schema.jsonl") + "\", \"" +
+                                         (directory / "text.jsonl") + "\"]"},
                 {"sampling.samples", "1"},
                 {"sampling.max_tokens", "24"},
                 {"sampling.temperature", "0"}};
@@ -455,6 +458,10 @@ TEST_CASE("ranks that share a model evaluate as one rank does, and sample the sa
         REQUIRE(result.exit_code == 0);
         return std::pair{metrics_of(job.path(name)).back(), text_of(result.output)};
     };
+    write_random_tasks(shared.directory);
+    // What the model writes is what it expects most.
+    const std::string head = "--- sample\n", written = evaluated(1, "first", {}).second;
+    write_random_tasks(shared.directory, written.substr(head.size(), 3));
     const auto [one, text] = evaluated(1, "one", {});
     CHECK(one.contains("hellaswag"));
     const Settings context{{"parallel.context", "2"}}, pipeline{{"parallel.pipeline", "2"}},
@@ -471,6 +478,8 @@ TEST_CASE("ranks that share a model evaluate as one rank does, and sample the sa
         CHECK(metrics.at("val_loss").get<double>() ==
               Approx(one.at("val_loss").get<double>()).epsilon(1e-6));
         CHECK(metrics.at("hellaswag_normalised") == one.at("hellaswag_normalised"));
+        check_close_tasks(metrics, one, 1e-4);
+        CHECK(metrics.at("task/text/accuracy") == one.at("task/text/accuracy"));
     }
 }
 

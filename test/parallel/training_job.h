@@ -390,6 +390,54 @@ inline std::string random_examples(int n) {
     return jsonl;
 }
 
+/// Writes a task of each form, of few random words: choice.jsonl, schema.jsonl and text.jsonl.
+/// `continuation`: what the first item of text.jsonl continues nothing with.
+inline void write_random_tasks(const TemporaryDirectory& directory,
+                               const std::string& continuation = "a") {
+    const auto words = [](int64_t most) {
+        std::string text = "a";
+        for (int64_t i = random_int(0, most - 1); i > 0; --i)
+            text += random_int(0, 1) ? " b" : " ab";
+        return text;
+    };
+    std::string choice = R"({"form": "multiple_choice", "shots": 1})"
+                         "\n",
+                schema = R"({"form": "schema", "procedure": "core"})"
+                         "\n",
+                text = R"({"form": "language_modeling", "procedure": "core", "delimiter": ""})"
+                       "\n" +
+                       Json{{"context", ""},
+                            {"continuation", continuation.empty() ? "a" : continuation}}
+                           .dump(-1, ' ', false, Json::error_handler_t::replace) +
+                       "\n";
+    for (int i = 0; i < 5; ++i) {
+        choice += Json{{"query", words(6)},
+                       {"choices", {words(4), words(2), words(3)}},
+                       {"gold", random_int(0, 2)}}
+                      .dump() +
+                  "\n";
+        schema += Json{{"context_options", {words(6), words(6)}},
+                       {"continuation", words(3)},
+                       {"gold", random_int(0, 1)}}
+                      .dump() +
+                  "\n";
+        text += Json{{"context", words(6)}, {"continuation", words(4)}}.dump() + "\n";
+    }
+    write(directory / "choice.jsonl", choice);
+    write(directory / "schema.jsonl", schema);
+    write(directory / "text.jsonl", text);
+}
+
+/// Checks that two evaluations give tasks nearly the same scores; accuracies of choices may differ
+/// where two of them are nearly equal.
+inline void check_close_tasks(const Json& a, const Json& b, double tolerance) {
+    for (const char* task : {"choice", "schema", "text"}) {
+        const std::string name = concat("task/", task, "/bits_per_byte");
+        CAPTURE(name);
+        CHECK(a.at(name).get<double>() == Approx(b.at(name).get<double>()).epsilon(tolerance));
+    }
+}
+
 /// Runs one job in the folder whose ranks have different command lines, `ranks` of each.
 struct Part {
     int ranks;

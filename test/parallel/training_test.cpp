@@ -137,6 +137,37 @@ TEST_CASE("validation loss and HellaSwag are those of one rank, bit for bit", "[
     CHECK(evaluated(3, "5", zero(3)) == one_window);
 }
 
+TEST_CASE("tasks have the scores of one rank, bit for bit where each rank has the model",
+          "[training]") {
+    const TemporaryDirectory directory;
+    const std::string text = "ab abc aab b bab a ba ab a b";
+    const Tokenizer tokenizer = Tokenizer::train(std::vector<std::string_view>{text}, 260);
+    tokenizer.save(directory / "tokenizer.json");
+    write_random_tasks(directory);
+    const Dtype& dtype = random_dtype();
+    const Job job(4, {{"model.vocab_size", std::to_string(tokenizer.vocab_size())},
+                      {"tokenizer.path", directory / "tokenizer.json"},
+                      {"evaluation.tasks", directory / "*.jsonl"},
+                      {"evaluation.task_items", std::to_string(random_int(2, 6))},
+                      {"evaluation.max_tokens", "5"},
+                      {"sampling.samples", "0"},
+                      {"precision.dtype", dtype.name}});
+    const std::string trained = job.train(1, "trained");
+    const auto evaluated = [&](int ranks, const Settings& more = {}) {
+        const std::string name = concat(ranks, "-", more.size());
+        fs::copy(trained, job.path(name), fs::copy_options::recursive);
+        fs::remove(job.path(name) + "/metrics.jsonl");
+        return metrics_of(job.train(ranks, name, more)).back();
+    };
+    const Json one = evaluated(1);
+    for (const char* key : {"task/choice/accuracy", "task/schema/stderr", "task/text/accuracy"})
+        CHECK(one.contains(key));
+    CHECK(evaluated(2) == one);
+    CHECK(evaluated(3) == one);  // some of which have no item left in the last round
+    CAPTURE(dtype.name);
+    check_close_tasks(evaluated(3, zero(3)), one, dtype.name == std::string("fp32") ? 1e-4 : 0.05);
+}
+
 TEST_CASE("ranks that share their weights start from given ones, and sample what one rank does",
           "[training]") {
     if (skip_without_mpirun()) return;

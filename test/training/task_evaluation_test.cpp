@@ -81,6 +81,28 @@ AnswerLosses naive_losses(TinyModel& model, const AnswerTokens& answer, bool is_
     return losses;
 }
 
+/// Lets some items of language modelling continue as the model would.
+void continue_likely(Task& task, TinyModel& model, const Tokenizer& tokenizer, int T) {
+    task.delimiter = "";
+    for (size_t i = 0; i < task.items.size(); ++i) {
+        if (random_int(0, 2) == 0) continue;
+        const AnswerTokens answer =
+            TaskTokens(task, tokenizer, T).answers(i, tokenizer.vocab_size())[0];
+        std::string text;
+        model.generator->reset();
+        model.generator->feed(model.stream, std::span(answer.tokens).first(answer.scored_from));
+        for (int64_t n = random_int(1, 2);; --n) {
+            const auto logits = model.generator->logits();
+            const auto next =
+                static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
+            text += tokenizer.token_bytes(static_cast<uint32_t>(next));
+            if (n == 1 || model.generator->position() == model.generator->context()) break;
+            model.generator->feed(model.stream, {&next, 1});
+        }
+        task.items[i].answers[0] = text;
+    }
+}
+
 struct Batch {
     explicit Batch(const TinyModel& model)
         : arena(model.stream.device, planned(model)),
@@ -124,7 +146,8 @@ TEST_CASE(
     for (const TaskForm form :
          {TaskForm::multiple_choice, TaskForm::schema, TaskForm::language_modeling})
         for (const TaskProcedure procedure : {TaskProcedure::core, TaskProcedure::harness}) {
-            const Task task = random_task(form, procedure);
+            Task task = random_task(form, procedure);
+            if (form == TaskForm::language_modeling) continue_likely(task, naive, tokenizer, T);
             const TaskTokens tokens(task, tokenizer, T);
             std::vector<AnswerLosses> wanted;
             for (size_t i = 0; i < task.items.size(); ++i) {
