@@ -1,5 +1,4 @@
-// scripts/data.sh, with a stand-in for curl that serves files from a folder and breaks off when
-// told to.
+// scripts/data.sh
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -10,6 +9,7 @@
 #include "base/file.h"
 #include "dataloader/manifest.h"
 #include "test/catch.h"
+#include "test/data_server.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -18,49 +18,6 @@ using namespace train_gpt;
 namespace fs = std::filesystem;
 
 namespace {
-
-class Server {
-  public:
-    Server() {
-        // Understands the calls "curl … -sSI … URL" and "curl … -C - -o FILE URL".
-        write(folder_ / "curl", R"sh(#!/bin/sh
-for last; do :; done
-from=$SERVED/${last##*/}
-case "$*" in
-    *-sSI*)
-        [ -n "$OFFLINE" ] && exit 6
-        printf 'HTTP/2 302\r\nX-Linked-ETag: "%s"\r\n\r\n' "$(sha256sum < "$from" | cut -c 1-64)"
-        exit 0 ;;
-esac
-echo "$last" >> "$SERVED/log"
-[ -n "$OFFLINE" ] && exit 6
-while [ "$1" != -o ]; do shift; done
-had=$(stat -c %s "$2" 2> /dev/null || echo 0)
-[ -e "$from" ] || exit 22
-[ "$had" -ge "$(stat -c %s "$from")" ] && exit 22
-tail -c "+$((had + 1))" "$from" | head -c "${BREAK_AFTER:-1000000000}" >> "$2"
-[ -z "$BREAK_AFTER" ] || exit 18
-)sh");
-        fs::permissions(folder_ / "curl", fs::perms::owner_all);
-        fs::create_directory(folder_ / "served");
-    }
-
-    std::string served(const std::string& name) const { return folder_ / ("served/" + name); }
-    std::string data(const std::string& name) const { return folder_ / ("data/" + name); }
-    /// URLs requested so far.
-    std::string log() const { return fs::exists(served("log")) ? read(served("log")) : ""; }
-
-    ProgramResult run(const std::string& name, Environment more = {}) const {
-        more.insert({{"PATH", folder_.path() + ":" + std::getenv("PATH")},
-                     {"SERVED", folder_ / "served"},
-                     {"DATA_DIR", folder_ / "data"},
-                     {"SHARDS", "2"}});
-        return run_program({"bash", "scripts/data.sh", name}, more);
-    }
-
-  private:
-    TemporaryDirectory folder_;
-};
 
 std::string random_bytes(size_t n) {
     std::string bytes(n, '\0');
@@ -73,7 +30,7 @@ std::string random_bytes(size_t n) {
 TEST_CASE(
     "a download that breaks off continues, is checked with the server's hash, and is done once",
     "[scripts]") {
-    const Server server;
+    const DataServer server;
     // Served under the published name, but with bytes that do not match the script's hash.
     write(server.served("encoder.json"), "{}");
     const ProgramResult wrong = server.run("fineweb-edu-10b");
@@ -128,7 +85,7 @@ TEST_CASE(
 }
 
 TEST_CASE("downloaded texts become shards, once", "[scripts]") {
-    const Server server;
+    const DataServer server;
     const std::string stories = "One day a cat sat.\n<|endoftext|>\nOne day a dog ran.\n";
     const auto put = [&](const std::string& name, const std::string& content) {
         fs::create_directories(fs::path(server.data(name)).parent_path());
@@ -170,7 +127,7 @@ TEST_CASE("downloaded texts become shards, once", "[scripts]") {
 }
 
 TEST_CASE("help lists the data sets, and starts nothing", "[scripts]") {
-    const Server server;
+    const DataServer server;
     for (const char* flag : {"--help", "-h"}) {
         const ProgramResult help = server.run(flag);
         CHECK(help.exit_code == 0);
@@ -182,7 +139,7 @@ TEST_CASE("help lists the data sets, and starts nothing", "[scripts]") {
 }
 
 TEST_CASE("without a connection the script says which file to put where", "[scripts]") {
-    const Server server;
+    const DataServer server;
     const ProgramResult offline = server.run("hellaswag", {{"OFFLINE", "1"}});
     CHECK(offline.exit_code == 1);
     CHECK(contains(offline.output, "cannot be reached"));
