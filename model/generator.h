@@ -1,6 +1,5 @@
 // A TokenGenerator that caches the keys and values of all earlier tokens.
 #pragma once
-#include <cassert>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -32,41 +31,55 @@ class Generator final : public TokenGenerator {
     int64_t vocab_size() const override { return spec_.vocab_size; }
     void reset() override { position_ = 0; }
     int position() const override { return position_; }
-    /// Forgets all tokens but the first `position`.
-    void rewind(int position) {
-        assert(0 <= position && position <= position_);
-        position_ = position;
-    }
     void feed(Stream& stream, std::span<const int32_t> tokens) override;
     std::span<const float> logits() const override {
         return {host_logits_.as<float>(), static_cast<size_t>(spec_.vocab_size)};
     }
+    /// Appends at least one token, as feed() does, without logits.
+    void prefill(Stream& stream, std::span<const int32_t> tokens) { take(stream, tokens); }
     /// Whether a token was what the model expected.
     struct Score {
         float nats = 0;  // −log p of the token
         bool likeliest =
             false;  // no token had a higher probability, and none before it an equal one
     };
-    /// Appends tokens, as feed() does. The last targets.size() of them are followed by `targets`:
-    /// scores[i] is the score of targets[i]. Computes `likeliest` only if asked to. logits() are
-    /// not valid afterwards.
-    void score(Stream& stream, std::span<const int32_t> tokens, std::span<const int32_t> targets,
-               std::span<Score> scores, bool with_likeliest);
+    /// Tokens that could follow, the last targets.size() of which are followed by `targets`.
+    struct Continuation {
+        std::span<const int32_t> tokens, targets;
+        std::span<Score> scores;  // of the targets
+    };
+    /// Scores continuations of the tokens that feed() has taken; none of them sees another one. They
+    /// go through the model together, as far as they fit into a chunk. Computes `likeliest` only if
+    /// asked to. The generator's tokens stay what they are; logits() are not valid afterwards.
+    void score(Stream& stream, std::span<const Continuation> continuations, bool with_likeliest);
     const DecoderSpec& spec() const { return spec_; }
     size_t scratch_bytes(const Stream& stream) const override;
 
   private:
     /// Keys (part 0) or values (1) of a layer: [1, n_ctx, H_kv, D].
     Tensor cache(int layer, int part) const;
-    void attend(Stream& stream, int layer, const Block& block);
-    /// Appends a chunk of tokens. Returns the activations after the last block.
-    Tensor feed_chunk(Stream& stream, std::span<const int32_t> tokens);
-    /// The final norm of a few rows of x, in memory that all rows share.
-    Tensor final_norm(Stream& stream, Tensor x);
+    /// Rows of a chunk that follow each other in a text, the first of which is at a position.
+    struct Segment {
+        int first_row = 0, rows = 0, position = 0;
+    };
+    /// A row of a chunk whose next token is scored.
+    struct ScoredRow {
+        int row = 0;
+        int32_t target = 0;
+        Score* score = nullptr;
+    };
+    void attend(Stream& stream, int layer, const Block& block, std::span<const Segment> segments);
+    /// Appends tokens. Returns the activations of the last chunk after the last block.
+    Tensor take(Stream& stream, std::span<const int32_t> tokens);
+    /// Computes a chunk of tokens. Returns the activations after the last block.
+    Tensor compute(Stream& stream, std::span<const int32_t> tokens,
+                   std::span<const Segment> segments);
+    /// out = the final norm of x.
+    void final_norm(Stream& stream, Tensor x, Tensor out);
     void compute_logits(Stream& stream, Tensor normed);
-    void score_rows(Stream& stream, Tensor x, std::span<const int32_t> targets,
-                    std::span<Score> scores, bool with_likeliest);
-    AttentionShape attention_shape(const LayerSpec& layer, int T) const;
+    void score_rows(Stream& stream, Tensor x, std::span<const ScoredRow> rows, bool with_likeliest);
+    void score_normed(Stream& stream, std::span<const ScoredRow> rows, bool with_likeliest);
+    AttentionShape attention_shape(const LayerSpec& layer, int T, int position) const;
 
     DecoderSpec spec_;
     Registry registry_;
@@ -78,6 +91,7 @@ class Generator final : public TokenGenerator {
     BlockActivations activations_;  // [chunk, …]
     Tensor x_next_, final_norm_, tokens_, logits_, logits_scratch_;
     Tensor host_tokens_, host_logits_;
+    Tensor shifts_, host_shifts_;  // [chunk], of segments: each row's number less its position
     Tensor targets_, losses_, host_targets_, host_losses_;  // [scored_rows]
     int chunk_ = 0, position_ = 0;
 };

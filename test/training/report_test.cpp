@@ -486,6 +486,48 @@ TEST_CASE("a report says which step a validation loss is of, and which one was b
                    "0, before training</td>"));
 }
 
+TEST_CASE("a report shows the scores of tasks with their standard errors", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {.lines = 1});
+    std::vector<nlohmann::json> lines;
+    std::map<std::string, std::vector<double>> wanted;
+    const auto add = [&](nlohmann::json& line, const std::string& field, const std::string& error,
+                         const std::string& name) {
+        const double score = uniform(0.2, 0.8), band = uniform(0.01, 0.1);
+        line[field] = score, line[error] = band;
+        wanted[name].push_back(score);
+        wanted[name + "/low"].push_back(score - band);
+        wanted[name + "/high"].push_back(score + band);
+    };
+    for (int64_t i = random_int(1, 6); i > 0; --i) {
+        nlohmann::json& line = lines.emplace_back(nlohmann::json{
+            {"step", static_cast<int64_t>(lines.size() + 1) * 10}, {"val_loss", 3.0}});
+        add(line, "task/arc_easy/accuracy", "task/arc_easy/stderr", "task/arc_easy");
+        add(line, "core/v2", "core/v2/stderr", "core/v2");
+        line["task/arc_easy/bits_per_byte"] = 1.0;
+    }
+    write(run.metrics(), lines_of(lines));
+    const std::string page = report_page(opened({run.path()}));
+    const nlohmann::json curves = data_of(page)["runs"][0]["curves"];
+    for (const auto& [name, values] : wanted) {
+        CAPTURE(name);
+        REQUIRE(curves.contains(name));
+        REQUIRE(curves[name]["y"].size() == values.size());
+        for (size_t i = 0; i < values.size(); ++i)
+            CHECK(curves[name]["y"][i].get<double>() == Approx(values[i]).epsilon(1e-6));
+    }
+    for (const auto& [name, curve] : curves.items()) CHECK_FALSE(contains(name, "bits_per_byte/"));
+    char last[80];
+    std::snprintf(last, sizeof last, "CORE with baselines v2 %.4f ± %.4f", wanted["core/v2"].back(),
+                  lines.back()["core/v2/stderr"].get<double>());
+    CHECK(fact_of(page, "Tasks, last") == last);
+    for (nlohmann::json& line : lines) line.erase("core/v2"), line.erase("core/v2/stderr");
+    write(run.metrics(), lines_of(lines));
+    std::snprintf(last, sizeof last, "arc_easy %.4f ± %.4f", wanted["task/arc_easy"].back(),
+                  lines.back()["task/arc_easy/stderr"].get<double>());
+    CHECK(fact_of(report_page(opened({run.path()})), "Tasks, last") == last);
+}
+
 TEST_CASE("the speed in a report is the median of the logged steps", "[report]") {
     const TemporaryDirectory directory;
     const MadeRun run(directory / "run", {.lines = 1});

@@ -136,7 +136,7 @@ TEST_CASE(
     const int T = static_cast<int>(random_int(5, 40));
     const uint64_t seed = test_rng()();
     // Chunks and rows that do not divide the prompts.
-    TinyModel model = random_model(V, static_cast<int>(random_int(1, 5)), T, seed,
+    TinyModel model = random_model(V, static_cast<int>(random_int(2, 5)), T, seed,
                                    {.context = T,
                                     .chunk = static_cast<int>(random_int(1, 9)),
                                     .scored_rows = static_cast<int>(random_int(1, 4))});

@@ -53,20 +53,25 @@ void score_cached(const EvaluatedModel& on, const std::vector<AnswerTokens>& ans
     Generator& generator = *on.generator;
     const size_t shared = shared_tokens(answers, gold);
     generator.reset();
-    if (shared > 0) generator.feed(on.stream, std::span(answers[0].tokens).first(shared));
-    std::vector<Generator::Score> scores;
+    if (shared > 0) generator.prefill(on.stream, std::span(answers[0].tokens).first(shared));
+    std::vector<std::vector<Generator::Score>> scores(answers.size());
+    std::vector<Generator::Continuation> continuations;
     for (size_t i = 0; i < answers.size(); ++i) {
-        const AnswerTokens& answer = answers[i];
-        const std::span<const int32_t> tokens(answer.tokens);
-        const size_t from = needed_from(answer, i == gold);
+        const std::span<const int32_t> tokens(answers[i].tokens);
+        const size_t from = needed_from(answers[i], i == gold);
         if (from >= tokens.size()) continue;
-        scores.resize(tokens.size() - from);
-        generator.rewind(static_cast<int>(shared));
-        generator.score(on.stream, tokens.first(tokens.size() - 1).subspan(shared),
-                        tokens.subspan(from), scores, with_likeliest);
-        for (size_t at = from; at < tokens.size(); ++at) {
-            add(losses[i], answer, at, scores[at - from].nats, i == gold);
-            if (at >= answer.scored_from && scores[at - from].likeliest) losses[i].likeliest += 1;
+        scores[i].resize(tokens.size() - from);
+        continuations.push_back({.tokens = tokens.first(tokens.size() - 1).subspan(shared),
+                                 .targets = tokens.subspan(from),
+                                 .scores = scores[i]});
+    }
+    generator.score(on.stream, continuations, with_likeliest);
+    for (size_t i = 0; i < answers.size(); ++i) {
+        const size_t from = needed_from(answers[i], i == gold);
+        for (size_t at = from; at < answers[i].tokens.size(); ++at) {
+            const Generator::Score& score = scores[i][at - from];
+            add(losses[i], answers[i], at, score.nats, i == gold);
+            if (at >= answers[i].scored_from && score.likeliest) losses[i].likeliest += 1;
         }
     }
 }
@@ -205,7 +210,7 @@ void Passes::score_likeliest(std::span<AnswerLosses> losses) {
 }  // namespace
 
 Generator::Options scoring_generator(int context) {
-    return {.context = context, .chunk = 256, .scored_rows = 16};
+    return {.context = context, .chunk = 256, .scored_rows = 64};
 }
 
 std::vector<AnswerLosses> losses_on(const Task& task, const EvaluatedModel& on,
