@@ -23,6 +23,7 @@
 #include "training/config/config.h"
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
+#include "training/evaluations/task_tokens.h"
 #include "training/files/safetensors.h"
 
 namespace train_gpt {
@@ -210,6 +211,26 @@ bool fuzz_jsonl(Bytes bytes) {
     return taken;
 }
 
+/// Checks that every item that is accepted has a right answer, and can be asked.
+bool fuzz_tasks(Bytes bytes) {
+    static const Tokenizer tokenizer =
+        Tokenizer::train(std::vector<std::string_view>{"a task of a few words"}, 260);
+    const MemoryFile file(bytes);
+    const Task task = read_task(file.path());
+    const TaskTokens tokens(task, tokenizer, 32);
+    for (size_t i = 0; i < std::min<size_t>(task.items.size(), 4); ++i) {
+        const TaskItem& item = task.items[i];
+        promise(item.gold < task.choices(item), "the right answer is none of the answers");
+        const std::vector<AnswerTokens> answers = tokens.answers(i, tokenizer.vocab_size());
+        promise(answers.size() == task.choices(item), "an answer has no tokens");
+        for (const AnswerTokens& answer : answers)
+            for (const size_t from : {answer.scored_from, answer.answer_from})
+                promise(from >= 1 && from <= answer.tokens.size() && answer.tokens.size() <= 33,
+                        "an answer is not within its tokens");
+    }
+    return true;
+}
+
 bool fuzz_config(Bytes bytes) {
     const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     const std::string printed = to_json(parse_config(text, "fuzz"));
@@ -234,6 +255,7 @@ constexpr FuzzTarget targets[] = {
     {"shard", refusing<fuzz_shard>},
     {"safetensors", refusing<fuzz_safetensors>},
     {"jsonl", refusing<fuzz_jsonl>},
+    {"tasks", refusing<fuzz_tasks>},
     {"config", refusing<fuzz_config>},
 };
 
