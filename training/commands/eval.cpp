@@ -10,6 +10,7 @@
 #include "base/formatted.h"
 #include "base/json_text.h"
 #include "base/printable.h"
+#include "base/stopwatch.h"
 #include "dataloader/loader.h"
 #include "dataloader/manifest.h"
 #include "dataloader/verify.h"
@@ -21,6 +22,7 @@
 #include "training/evaluations/task_report.h"
 #include "training/files/run_folder.h"
 #include "training/inference_session.h"
+#include "training/watch/progress.h"
 
 namespace train_gpt::commands {
 
@@ -124,9 +126,18 @@ std::vector<TaskResult> evaluate_tasks(const CommandLine& line, const EvaluatedM
                                        const std::vector<Task>& tasks, const Tokenizer& tokenizer) {
     std::optional<AtomicFile> items;
     if (!line.evaluation.items.empty()) items.emplace(line.evaluation.items);
+    // A line on a terminal that is rewritten, and gone when the results are there.
+    Progress progress(ProgressStyle::line, columns_of_stdout() > 0 && !line.evaluation.json);
     std::vector<TaskResult> results;
     for (const Task& task : tasks) {
-        const std::vector<AnswerLosses> losses = losses_on(task, model, tokenizer);
+        const auto show = [&, since_start = Stopwatch()](double done) {
+            const double seconds = since_start.seconds();
+            if (done > 0 && seconds > 1)
+                progress.show(concat(task.name, ": ", static_cast<int>(100 * done), "%"),
+                              seconds / done - seconds);
+            return false;
+        };
+        const std::vector<AnswerLosses> losses = losses_on(task, model, tokenizer, show);
         results.push_back(result_of(task, losses));
         if (items) items->write(items_json(task, losses));
     }
