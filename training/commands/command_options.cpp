@@ -181,7 +181,7 @@ void add_eval_command(CLI::App& app, CommandLine& line) {
         ->transform(path())
         ->type_name("FILE…");
     eval->add_option("--items", line.evaluation.items,
-                     "Write what the model decided on each item of the tasks to a new file, as "
+                     "Write what the model decided on each item of the tasks to a file, as "
                      "JSON Lines")
         ->transform(path())
         ->type_name("FILE");
