@@ -56,7 +56,7 @@ B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
 DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear kernels/muon model model/families parallel \
-    $(addprefix parallel/,axes launch net pipeline state watchdog) training $(addprefix training/,commands config evaluations files plan report watch)
+    $(addprefix parallel/,axes launch net pipeline state watchdog) training $(addprefix training/,commands config evaluations files plan report sweep watch)
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Files without a kernel are compiled without nvcc, which reads every header once per architecture and twice more.
@@ -238,8 +238,9 @@ $(PAGE_FILES): $(addprefix training/report/page.,html css js)
 	@mkdir -p $(@D)
 	@for kind in html css js; do printf 'namespace train_gpt { constexpr const char* page_%s = R"page(' $$kind && \
 	    cat training/report/page.$$kind && printf ')page"; }\n' || exit; done > $@
-$(O)/training/report/page.o: private CPPFLAGS += -I$(O)
-$(O)/training/report/page.o lint/training/report/page.cpp: $(PAGE_FILES)
+PAGES := training/report/page training/sweep/page
+$(PAGES:%=$(O)/%.o): private CPPFLAGS += -I$(O)
+$(PAGES:%=$(O)/%.o) $(PAGES:%=lint/%.cpp): $(PAGE_FILES)
 MPI_OBJECTS := $(addprefix $(O)/parallel/,launch/membership_mpi.o links_mpi.o)
 $(MPI_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_MPI)),$(MPI_INCLUDES))
 $(MPI_OBJECTS): $(B)/mpi
@@ -249,7 +250,7 @@ TLS_OBJECTS := $(addprefix $(O)/,parallel/net/channel.o test/parallel/channel_te
 $(TLS_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_TLS)),-DTRAIN_GPT_TLS)
 $(TLS_OBJECTS): $(B)/tls
 
-OF_JSON := $(shell grep -lE '<nlohmann/|"base/json_|"training/(config/config_keys|watch/shard_watch|data_use|run_data|run|report/[a-z_]+)\.h"' $(SOURCES) train_gpt.cu)
+OF_JSON := $(shell grep -lE '<nlohmann/|"base/json_|"training/(config/config_keys|watch/shard_watch|data_use|run_data|run|(report|sweep)/[a-z_]+)\.h"' $(SOURCES) train_gpt.cu)
 READS_JSON := $(patsubst %,$(O)/%.o,$(basename $(OF_JSON)))
 
 # The compiler spends half of its time on headers that hardly change. GCC precompiles them once, for every file except those

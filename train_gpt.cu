@@ -316,6 +316,8 @@ int run(const CommandLine& line) {
     }
     require_cpu_features();
     switch (line.command) {
+        case Command::sweep:
+            return commands::sweep(line);
         case Command::plan:
             return commands::plan(line);
         case Command::sample:
@@ -336,7 +338,7 @@ bool prints_its_result(const CommandLine& line) {
     using enum CommandLine::Command;
     for (const auto command : {none, config, plan, sample, eval, selfcheck, verify, replay})
         if (line.command == command) return true;
-    return line.print_config || line.report.tolerance;
+    return line.print_config || line.sweep.json || line.report.tolerance;
 }
 
 int run(int argc, char** argv) {

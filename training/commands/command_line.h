@@ -12,6 +12,7 @@
 #include "training/report/options.h"
 #include "training/sampling.h"
 #include "training/selfcheck.h"
+#include "training/sweep/options.h"
 
 namespace train_gpt {
 
@@ -20,6 +21,7 @@ struct CommandLine {
         none,
         tokenize,
         train,
+        sweep,
         plan,
         sample,
         eval,
@@ -36,13 +38,13 @@ struct CommandLine {
     Command command = Command::none;
     std::string output;
 
-    // train, plan, eval: a folder that `tokenize` wrote; for eval also a glob
+    // train, sweep, plan, eval: a folder that `tokenize` wrote; for eval also a glob
     std::string data;
 
     // train, replay: whose choices to take (decide()); empty: those of its checkpoint
     std::string choices;
 
-    // train, plan
+    // train, sweep, plan
     std::string config;  // a file, or the name of a preset
     std::vector<std::string> overrides;
     int64_t stop_at = 0;  // 0: the schedule's end
@@ -52,6 +54,9 @@ struct CommandLine {
     bool quiet = false;
     int world = 1;
     std::string picture;  // plan: file for the pipeline's schedule
+
+    // sweep
+    SweepOptions sweep;
 
     // tokenize
     PrepareOptions prepare;
@@ -92,7 +97,7 @@ struct CommandLine {
     bool schema = false, markdown = false;
 };
 
-/// The configuration for `train` and `plan` on `world` ranks: a file or preset, then --data, then
+/// The configuration for `train`, `sweep` and `plan` on `world` ranks: a file or preset, then --data, then
 /// --set.
 Config load_config(const CommandLine& line, int world);
 

@@ -109,6 +109,36 @@ void add_train_command(CLI::App& app, CommandLine& line) {
                     "Print the resolved configuration and exit");
 }
 
+void add_sweep_command(CLI::App& app, CommandLine& line) {
+    CLI::App* sweep = app.add_subcommand(
+        "sweep", "Train every combination of some keys' values, in folders of their own in run_dir");
+    add_config(sweep, line);
+    sweep
+        ->add_option("--vary", line.sweep.vary,
+                     "Values of a key: --vary optimizer.learning_rate=1e-3,2e-3,4e-3 (may be given "
+                     "several times: every combination is trained)")
+        ->type_name("KEY=VALUE,VALUE,…")
+        ->expected(1)
+        ->take_all()
+        ->allow_extra_args(false);
+    sweep
+        ->add_option("--seeds", line.sweep.seeds,
+                     "Runs of each combination, with the seeds from `seed` on")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str()
+        ->type_name("N");
+    sweep
+        ->add_option("--jobs", line.sweep.jobs,
+                     "Runs that train at the same time; they share the cores")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str()
+        ->type_name("N");
+    sweep->add_flag("--halve", line.sweep.halve,
+                    "After a quarter and after half of the steps, stop the half of the "
+                    "combinations whose training loss is worse");
+    sweep->add_flag("--json", line.sweep.json, "Print the result as JSON");
+}
+
 void add_plan_command(CLI::App& app, CommandLine& line) {
     CLI::App* plan = app.add_subcommand(
         "plan", "Print parameters, FLOPs and memory of a run, without starting it");
@@ -369,6 +399,7 @@ void add_config_command(CLI::App& app, CommandLine& line) {
 void add_commands(CLI::App& app, CommandLine& line, ExportWords& words) {
     add_tokenize_command(app, line);
     add_train_command(app, line);
+    add_sweep_command(app, line);
     add_plan_command(app, line);
     add_sample_command(app, line);
     add_eval_command(app, line);

@@ -23,6 +23,9 @@ int eval(const CommandLine& line);
 /// Writes a page about runs, or compares two.
 int report(const CommandLine& line);
 
+/// Trains every combination of some keys' values, and says which is best.
+int sweep(const CommandLine& line);
+
 /// Measures the ranks of a cluster and compares them.
 int selfcheck(const CommandLine& line);
 

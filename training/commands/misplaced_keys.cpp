@@ -40,9 +40,9 @@ void refuse_keys(int argc, char** argv) {
         const std::string word = argv[i];
         const size_t equals = word.find('=');
         const std::string key = key_meant(word);
-        if (word == "--set") {
+        if (word == "--set" || word == "--vary") {
             ++i;  // its value
-        } else if (!key.empty() && !word.starts_with("--set=")) {
+        } else if (!key.empty() && !word.starts_with("--set=") && !word.starts_with("--vary=")) {
             const bool has_next = i + 1 < argc && std::string(argv[i + 1]).rfind("--", 0) != 0;
             const std::string value = equals != std::string::npos ? word.substr(equals + 1)
                                       : has_next                  ? argv[i + 1]

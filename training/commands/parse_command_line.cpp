@@ -60,6 +60,7 @@ void require_comparable(const ReportOptions& report) {
 
 constexpr std::pair<const char*, Command> commands[] = {
     {"tokenize", Command::tokenize}, {"train", Command::train},
+    {"sweep", Command::sweep},
     {"plan", Command::plan},         {"sample", Command::sample},
     {"eval", Command::eval},         {"import", Command::import_},
     {"export", Command::export_},    {"selfcheck", Command::selfcheck},
@@ -105,7 +106,7 @@ CommandLine parse_command_line(int argc, char** argv) {
         }
         for (const CLI::App* command : chosen)
             if (command->get_name() == "train" || command->get_name() == "plan" ||
-                command->get_name() == "replay")
+                command->get_name() == "sweep" || command->get_name() == "replay")
                 refuse_keys(argc, argv);
         throw UsageError(error.what(), "; see train_gpt ",
                          chosen.empty() ? "" : chosen.front()->get_name() + " ", "--help");

@@ -18,7 +18,7 @@ CLI::Validator from_to(double low, double high);
 /// Expands "~" in the path of an option, which the shell does not do after "=" or in quotes.
 CLI::Validator path();
 
-/// CONFIG, --data and --set, of `train` and `plan`.
+/// CONFIG, --data and --set, of `train`, `sweep` and `plan`.
 void add_config(CLI::App* app, CommandLine& line);
 void add_overrides(CLI::App* app, std::vector<std::string>& overrides);
 void add_choices(CLI::App* app, std::string& choices);

@@ -299,11 +299,11 @@ void read_config(Config& config, const std::string& text, const std::string& nam
     read_section(config, "", root, name);
 }
 
-void apply_override(Config& config, const std::string& text) {
-    const std::string origin = "--set " + shorten(text);
+void apply_override(Config& config, const std::string& text, const std::string& option) {
+    const std::string origin = option + " " + shorten(text);
     const size_t equals = text.find('=');
     if (equals == std::string::npos || equals == 0)
-        throw UsageError(origin, " is not an override; write --set section.key=value");
+        throw UsageError(origin, " is not an override; write ", option, " section.key=value");
     const std::string path = text.substr(0, equals), raw = text.substr(equals + 1);
     const ConfigKey* key = find_config_key(path);
     if (!key) {

@@ -1,0 +1,30 @@
+// How far a run of a sweep is, and how good, as its folder records it.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+
+namespace train_gpt {
+
+/// What the runs of a sweep are compared by. Lower is better.
+enum class Measure { val_loss, val_bits_per_byte, training_loss };
+
+/// The field of metrics.jsonl: "val_loss", "val_bits_per_byte" or "loss".
+const char* field_of(Measure measure);
+/// "validation loss", "validation bits per byte" or "training loss".
+const char* name_of(Measure measure);
+
+struct RunRecord {
+    bool complete = false;  // its last start ended as complete
+    int64_t step = 0;       // of its newest checkpoint; 0: it has none
+    double loss =
+        std::nan("");  // of a complete run: its last evaluation, or training_loss_before()
+};
+/// Reads a run's folder. Where there is none, nothing has been done.
+RunRecord read_record(const std::filesystem::path& folder, Measure measure);
+
+/// The mean training loss of the last tenth of the steps up to `step`, over the steps that are
+/// logged. NaN if none is.
+double training_loss_before(const std::filesystem::path& folder, int64_t step);
+
+}  // namespace train_gpt
