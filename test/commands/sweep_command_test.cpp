@@ -107,12 +107,14 @@ TEST_CASE("a sweep that a signal stops saves its runs, and the same command fini
                       second = folder + "/optimizer.weight_decay=0.5,seed=1337",
                       third = folder + "/optimizer.weight_decay=1.0,seed=1337";
     {
-        Process process(command);
+        Process process(command, {.environment = {"OMP_NUM_THREADS=2"}});
         REQUIRE(process.wait_until([&] {
             return fs::exists(first + "/output.txt") && fs::exists(second + "/output.txt") &&
                    contains(read(first + "/output.txt"), "step 5/") &&
                    contains(read(second + "/output.txt"), "step 5/");
         }));
+        for (const pid_t pid : runs_alive(folder))  // both jobs share the threads
+            CHECK(contains(read(concat("/proc/", pid, "/environ")), "OMP_NUM_THREADS=1"));
         process.signal(signal);
         const Outcome outcome = check_stopped(process.finish(), signal == SIGINT ? 130 : 75);
         CHECK(contains(outcome.out, "the same command continues"));
@@ -165,7 +167,7 @@ TEST_CASE("a run of a sweep that fails does not end the others", "[cli][sweep]")
     CHECK(contains(read(folder + "/report.html"), "failed"));
 }
 
-TEST_CASE("--halve stops the worse half of the combinations at a quarter and at half of the steps",
+TEST_CASE("halving stops the worse half of the combinations at a quarter and at half of the steps",
           "[cli][sweep]") {
     const TemporaryDirectory directory;
     const std::string folder = directory / "sweep";

@@ -74,9 +74,9 @@ TEST_CASE("runs of a sweep have names of their own that do not depend on the oth
                    7) == "optimizer.learning_rate=0.002,seed=7");
 }
 
-TEST_CASE(
-    "a sweep's summary has the mean and spread of each combination and the best of each value",
-    "[sweep]") {
+namespace {
+
+void check_random_summary() {
     std::vector<VariedKey> keys{{.key = "a", .values = {}, .is_number = true},
                                 {.key = "b", .values = {"\"x\"", "\"y\""}, .is_number = false}};
     const int64_t n = random_int(1, 5);
@@ -143,6 +143,14 @@ TEST_CASE(
         CHECK(result.at_high_edge ==
               (k == 0 && n > 1 && *result.best == static_cast<size_t>(n - 1)));
     }
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a sweep's summary has the mean and spread of each combination and the best of each value",
+    "[sweep]") {
+    for (int trial = 0; trial < 30; ++trial) check_random_summary();
 }
 
 TEST_CASE("halving points are a quarter and half of a run, and never step 0", "[sweep]") {
