@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <iterator>
 #include <new>
 #include <utility>
 
@@ -45,8 +46,11 @@ const LoaderOptions& checked(const LoaderOptions& o) {
         throw Error("a run cannot begin at sample ", o.first_sample, "; samples count from 0");
     if (o.world < 1 || o.rank < 0 || o.rank >= o.world)
         throw Error("rank ", o.rank, " of ", o.world, " does not exist; ranks count from 0");
-    if (o.micro_batches_per_step < o.world)
-        throw Error("a step of ", o.micro_batches_per_step, " micro-batches cannot feed ", o.world,
+    int fewest = o.micro_batches_per_step;
+    for (const LoaderOptions::Change& change : o.changes)
+        fewest = std::min(fewest, change.micro_batches);
+    if (fewest < o.world)
+        throw Error("a step of ", fewest, " micro-batches cannot feed ", o.world,
                     " ranks; use a larger batch, a smaller micro-batch or fewer ranks");
     // In the buffers, so that no size overflows.
     constexpr int64_t most_tokens = int64_t{1} << 40;
@@ -67,8 +71,9 @@ std::vector<double> weights_of(const std::vector<TrainSource>& sources) {
     return weights;
 }
 
-int64_t first_of_rank(int rank, const LoaderOptions& o) {
-    return static_cast<int64_t>(rank) * o.micro_batches_per_step / o.world;
+/// The first of a step's micro-batches that a rank takes.
+int first_of_rank(int64_t rank, int micro_batches, int world) {
+    return static_cast<int>(rank * micro_batches / world);
 }
 
 /// The window_ends for locate(), with windows of T + 1 tokens. Throws Error if there are none.
@@ -118,11 +123,26 @@ size_t TrainLoader::buffer_bytes(const LoaderOptions& options) {
 
 TrainLoader::TrainLoader(const std::vector<TrainSource>& sources, const LoaderOptions& options,
                          const Allocator& allocate)
-    : options_(checked(options)),
-      first_micro_batch_(static_cast<int>(first_of_rank(options.rank, options))),
-      rank_micro_batches_(static_cast<int>(first_of_rank(options.rank + 1, options)) -
-                          first_micro_batch_),
-      draws_(options.seed, weights_of(sources)) {
+    : options_(checked(options)), draws_(options.seed, weights_of(sources)) {
+    std::vector<LoaderOptions::Change> steps{{0, options_.micro_batches_per_step}};
+    steps.insert(steps.end(), options_.changes.begin(), options_.changes.end());
+    for (const auto& [first_step, micro_batches] : steps) {
+        const int first = first_of_rank(options_.rank, micro_batches, options_.world);
+        Part part{.first_step = first_step,
+                  .micro_batches = micro_batches,
+                  .first_micro_batch = first,
+                  .rank_micro_batches =
+                      first_of_rank(options_.rank + 1, micro_batches, options_.world) - first,
+                  .before = 0,
+                  .rank_before = 0};
+        if (!parts_.empty()) {
+            const Part& last = parts_.back();
+            const int64_t n = first_step - last.first_step;
+            part.before = last.before + n * last.micro_batches;
+            part.rank_before = last.rank_before + n * last.rank_micro_batches;
+        }
+        parts_.push_back(part);
+    }
     for (const TrainSource& source : sources) {
         std::vector<int64_t> ends = whole_windows(*source.shards, options_.T);
         const Permutation order = window_order(options_.seed, std::ssize(sources_), 0, ends.back());
@@ -171,9 +191,19 @@ void TrainLoader::stop() {
     thread_.join();
 }
 
+const TrainLoader::Part& TrainLoader::part_at(int64_t step) const {
+    return *std::prev(std::ranges::upper_bound(parts_, step, {}, &Part::first_step));
+}
+
+int64_t TrainLoader::step_of(int64_t number) const {
+    const Part& part = *std::prev(std::ranges::upper_bound(parts_, number, {}, &Part::rank_before));
+    return part.first_step + (number - part.rank_before) / part.rank_micro_batches;
+}
+
 void TrainLoader::seek(int64_t step) {
     stop();
-    start(step * rank_micro_batches_);
+    const Part& part = part_at(step);
+    start(part.rank_before + (step - part.first_step) * part.rank_micro_batches);
 }
 
 void TrainLoader::prefetch_loop(int64_t first) {
@@ -202,14 +232,16 @@ void TrainLoader::prefetch_loop(int64_t first) {
 
 void TrainLoader::fill(int64_t number, size_t slot) {
     HostBatch& batch = slots_[slot];
-    const int64_t step = number / rank_micro_batches_,
-                  micro_batch = first_micro_batch_ + number % rank_micro_batches_;
+    const int64_t step = step_of(number);
+    const Part& part = part_at(step);
+    const int64_t micro_batch = part.before + (step - part.first_step) * part.micro_batches +
+                                part.first_micro_batch +
+                                (number - part.rank_before) % part.rank_micro_batches;
     const int B = options_.B, T = options_.T;
     const int64_t n = static_cast<int64_t>(B) * T;
     int32_t* tokens = memory_ + slot * slot_length(options_);
     int32_t *targets = tokens + n, *doc_start = targets + n, *sources = doc_start + n;
-    batch.first_sample =
-        options_.first_sample + (step * options_.micro_batches_per_step + micro_batch) * B;
+    batch.first_sample = options_.first_sample + micro_batch * B;
     for (int64_t b = 0; b < B; ++b) {
         const Mixture::Draw draw = draws_(batch.first_sample + b);
         read_window(sources_[static_cast<size_t>(draw.source)], draw.index);

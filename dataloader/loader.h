@@ -51,6 +51,12 @@ struct LoaderOptions {
     int rank = 0, world = 1;
     std::optional<uint32_t> document_boundary;
     int prefetch = 4;  // micro-batches prepared ahead of the one in use
+    /// From the loader's step `first_step` on, steps have so many micro-batches. In ascending order.
+    struct Change {
+        int64_t first_step;
+        int micro_batches;
+    };
+    std::vector<Change> changes = {};
 };
 
 /// Where a training sample is from.
@@ -70,10 +76,11 @@ int64_t count_windows(const TokenShards& shards, int T);
 /// This rank's training micro-batches, in order, without end. Sample b of micro-batch m of the
 /// loader's step s, counted from 0, is number
 ///
-///     g = first_sample + (s · micro_batches_per_step + m) · B + b,  (source, i) = mixture(g)
+///     g = first_sample + (before(s) + m) · B + b,  (source, i) = mixture(g)
 ///     epoch = floor(i / windows),  window = permutation(seed, source, epoch, i mod windows)
 ///
-/// over the windows of all shards of its source: each window is seen exactly once per epoch of that
+/// where before(s) micro-batches are in the steps before s: s · micro_batches_per_step unless there
+/// are changes; over the windows of all shards of its source: each window is seen exactly once per epoch of that
 /// source. The order of samples depends neither on how they are divided into steps and these into
 /// micro-batches nor on the number of ranks.
 /// Rank r of `world` takes micro-batches [r·m/world, (r+1)·m/world) of a step's m.
@@ -106,14 +113,17 @@ class TrainLoader {
     /// next() continues with the first micro-batch of a step, counted as in next()'s order from 0.
     void seek(int64_t step);
 
-    /// This rank's micro-batches per step.
-    int micro_batches() const { return rank_micro_batches_; }
-    /// Micro-batches per step of the rank that has the most.
+    /// The step of the micro-batch that next() gives next.
+    int64_t next_step() const { return step_of(holding_ ? consumed_ + 1 : consumed_); }
+    /// This rank's micro-batches in the next step.
+    int micro_batches() const { return micro_batches(next_step()); }
+    int micro_batches(int64_t step) const { return part_at(step).rank_micro_batches; }
+    /// Micro-batches in the next step of the rank that has the most.
     int most_micro_batches() const {
-        return (options_.micro_batches_per_step + options_.world - 1) / options_.world;
+        return (part_at(next_step()).micro_batches + options_.world - 1) / options_.world;
     }
     /// This rank's first micro-batch among those of a step.
-    int first_micro_batch() const { return first_micro_batch_; }
+    int first_micro_batch(int64_t step) const { return part_at(step).first_micro_batch; }
     /// Seconds that next() has spent waiting for data so far.
     double wait_seconds() const { return wait_seconds_; }
 
@@ -125,6 +135,17 @@ class TrainLoader {
         int64_t order_epoch = 0;
     };
 
+    /// Steps with the same number of micro-batches.
+    struct Part {
+        int64_t first_step;
+        int micro_batches;
+        int first_micro_batch, rank_micro_batches;  // this rank's, in each step
+        int64_t before, rank_before;  // micro-batches of earlier steps: of all ranks, of this rank
+    };
+    const Part& part_at(int64_t step) const;
+    /// The step of this rank's micro-batch `number`, which counts over all steps.
+    int64_t step_of(int64_t number) const;
+
     void start(int64_t first);
     void stop();
     void prefetch_loop(int64_t first);
@@ -132,8 +153,8 @@ class TrainLoader {
     void read_window(Source& source, int64_t sample);
 
     LoaderOptions options_;
-    int first_micro_batch_, rank_micro_batches_;  // this rank's, in each step
-    Mixture draws_;                               // used only by the thread
+    std::vector<Part> parts_;
+    Mixture draws_;                // used only by the thread
     std::vector<Source> sources_;  // `order` and `order_epoch` are used only by the thread
 
     std::vector<int32_t> own_memory_;

@@ -84,7 +84,7 @@ struct Continuation {
 /// The same if the order of training data continues.
 RunPosition continued(const std::filesystem::path& checkpoint, const Config& config) {
     RunPosition position = checkpoint_position(checkpoint);
-    position.tokens.change(position.step, config.batch.tokens_per_step);
+    plan_steps(position.tokens, position.step, config);
     return position;
 }
 
@@ -182,7 +182,7 @@ void start_from(const Config& config, const RunData& data, ParameterStore& param
 std::string describe_if_complete(const Config& config, const RunData& data, const World& world,
                                  Progress& progress) {
     return first_for_all(world, [&]() -> std::string {
-        TokenCount tokens(config.batch.tokens_per_step);
+        TokenCount tokens = start_of(config, data).tokens;
         const auto checkpoints = list_checkpoints(config.run_dir);
         try {
             if (!checkpoints.empty()) tokens = continued(checkpoints.front(), config).tokens;
@@ -198,8 +198,9 @@ std::string describe_if_complete(const Config& config, const RunData& data, cons
 }
 
 RunPosition start_of(const Config& config, const RunData& data) {
-    return {
-        .step = 0, .tokens = TokenCount(config.batch.tokens_per_step), .order = data.use().order()};
+    TokenCount tokens(config.batch.tokens_per_step);
+    plan_steps(tokens, 0, config);
+    return {.step = 0, .tokens = std::move(tokens), .order = data.use().order()};
 }
 
 std::optional<RunPosition> resume(const Config& config, const RunData& data, Trainer& trainer,

@@ -50,7 +50,7 @@ void Run::evaluate_at_start() {
                                    static_cast<double>(3 * config.batch.tokens_per_step);
         train_gpt::evaluate_at_start(
             evaluations, {start_.trainer, step_, start_.mesh, reports_.progress, reports_.metrics},
-            steps_of_it * reports_.log.size().least_seconds());
+            steps_of_it * reports_.log.expected_seconds());
     }
     reports_.log.restart_time();
 }
@@ -117,7 +117,7 @@ void Run::update() {
     Trainer& trainer = start_.trainer;
     if (flip_) flip_->before_update(trainer.parameters, step_ + 1);
     trainer.update(optimizer_step(config, step_, start_.schedule.learning_rate(step_)),
-                   1.0f / static_cast<float>(reports_.log.size().targets),
+                   1.0f / static_cast<float>(start_.schedule.tokens_of(step_)),
                    static_cast<float>(config.optimizer.grad_clip));
     if (flip_) flip_->after_update(trainer.parameters, step_ + 1);
     trainer.clock.end(trainer.stream);
@@ -163,7 +163,7 @@ void Run::settle_until(int64_t may_remain) {
         }();
         --in_flight_;
         if (outcome.state.overflow && !outcome.state.stop) return go_back_before(number);
-        const double targets = static_cast<double>(reports_.log.size().targets);
+        const auto targets = static_cast<double>(start_.schedule.tokens_of(number - 1));
         checkpoints_.add_loss(number, outcome.sums.loss / targets);
         if (outcome.state.stop) {  // neither this update nor a later one was applied
             bad_parameter_ = trainer.optimizer.bad_parameter(outcome.state);
@@ -379,7 +379,7 @@ int Run::finish() {
     if (ending_ == Ending::not_finite)
         throw SharedError(
             "the gradient of step ", step_ + 1, " is not finite (first in ", bad_parameter_,
-            describe_not_finite(start_, parts_.loader, steps_after_bad_),
+            describe_not_finite(start_, parts_.loader, step_, steps_after_bad_),
             "), so its update was not applied; ", saved, checkpoints_.describe_sane(step_));
     checkpoints_.end_losses();
     if (damage) throw SharedError(damage->message, "; ", saved);

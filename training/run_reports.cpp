@@ -20,13 +20,16 @@ std::string describe_training(const RunStart& start) {
     const int64_t micro_batches = config.micro_batches_per_step();
     const int ranks = start.ranks();
     // Earlier steps may have had other sizes.
-    const std::string steps = start.schedule.start().tokens.parts().size() > 1
+    const std::string steps = start.schedule.start().tokens.parts().size() > 1 && start.resumes
                                   ? concat(start.steps_left(), " more steps of ")
                                   : concat(start.schedule.steps(), " steps of ");
+    const int64_t first = start.schedule.tokens_of(start.first_step());
+    const std::string from =
+        first < config.batch.tokens_per_step ? concat(first, " to ") : std::string();
     return concat("training ", registry_of(start.data.spec()).numel(), " parameters in ",
                   name_of(start.trainer.parameters.dtype()), " on ",
                   ranks > 1 ? concat(ranks, " × ") : "", device_name(start.trainer.stream.device),
-                  ", ", steps, config.batch.tokens_per_step, " tokens (", micro_batches,
+                  ", ", steps, from, config.batch.tokens_per_step, " tokens (", micro_batches,
                   " micro-batch", micro_batches == 1 ? "" : "es", " of ", config.batch.micro_batch,
                   " × ", config.sequence_length(), "), ", format_bytes(start.plan.total_bytes()),
                   ranks > 1 ? " each" : "", ", into ", config.run_dir);

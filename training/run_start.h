@@ -47,6 +47,8 @@ struct RunStart {
     LoaderOptions loading() const;
     /// What the whole run reads of its training data.
     std::vector<SourceUse> planned_use() const;
+    /// A step's micro-batches on all ranks; steps count from 0.
+    int micro_batches_of(int64_t step) const;
 };
 
 }  // namespace train_gpt

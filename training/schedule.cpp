@@ -2,12 +2,34 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numbers>
 #include <utility>
 
 #include "base/error.h"
 
 namespace train_gpt {
+
+void plan_steps(TokenCount& tokens, int64_t step, const Config& config) {
+    const auto& batch = config.batch;
+    tokens.change(step, batch.tokens_per_step);
+    if (batch.warmup_tokens == 0) return;
+    const int64_t least = batch.warmup_tokens_per_step, most = batch.tokens_per_step / least;
+    // k is larger than this many parts from so many tokens on. In two terms, which do not overflow.
+    const auto end_of = [&](int64_t k) {
+        const auto parts = static_cast<uint64_t>(most - 1), n = static_cast<uint64_t>(k),
+                   whole = static_cast<uint64_t>(batch.warmup_tokens) / parts,
+                   rest = static_cast<uint64_t>(batch.warmup_tokens) % parts;
+        return static_cast<int64_t>(whole * n + (rest * n + parts - 1) / parts);
+    };
+    for (int64_t k = 1; k < most; ++k) {
+        const int64_t here = tokens.before(step), left = end_of(k) - here;
+        if (left <= 0) continue;
+        tokens.change(step, k * least);
+        step += (left - 1) / (k * least) + 1;
+        tokens.change(step, batch.tokens_per_step);
+    }
+}
 
 std::optional<int64_t> scheduled_tokens(const Config& config, int64_t epoch_tokens) {
     const auto& schedule = config.schedule;
@@ -28,9 +50,13 @@ int64_t total_steps(const Config& config, int64_t epoch_tokens, const TokenCount
     const auto& schedule = config.schedule;
     int64_t steps = schedule.steps;
     if (const auto wanted = scheduled_tokens(config, epoch_tokens)) {
-        const TokenCount::Part& last = tokens.parts().back();
-        const int64_t left = *wanted - last.first_token;
-        steps = last.first_step + (left > 0 ? (left - 1) / last.per_step + 1 : 0);
+        auto last = tokens.parts().rbegin();
+        // A batch warm-up may be longer than the run.
+        while (config.batch.warmup_tokens > 0 && last->first_token >= *wanted &&
+               std::next(last) != tokens.parts().rend())
+            ++last;
+        const int64_t left = *wanted - last->first_token;
+        steps = last->first_step + (left > 0 ? (left - 1) / last->per_step + 1 : 0);
     }
     steps = std::max<int64_t>(steps, 1);
     if (schedule.warmup_steps > steps)
@@ -40,7 +66,9 @@ int64_t total_steps(const Config& config, int64_t epoch_tokens, const TokenCount
 }
 
 int64_t total_steps(const Config& config, int64_t epoch_tokens) {
-    return total_steps(config, epoch_tokens, TokenCount(config.batch.tokens_per_step));
+    TokenCount tokens(config.batch.tokens_per_step);
+    plan_steps(tokens, 0, config);
+    return total_steps(config, epoch_tokens, tokens);
 }
 
 double learning_rate(const Config& config, int64_t step, int64_t total_steps,

@@ -8,6 +8,15 @@
 
 namespace train_gpt {
 
+/// Sets the tokens of `step` and all later steps as the configuration has them. They are
+/// N = batch.tokens_per_step, or with a batch warm-up, where S = batch.warmup_tokens_per_step,
+/// W = batch.warmup_tokens and t is what the run has read before the step:
+///
+///   S · k,  k = min(N / S, 1 + floor((N / S - 1) · t / W))
+///
+/// So a step's size depends on t alone, and a run that resumes has the sizes that it would have had.
+void plan_steps(TokenCount& tokens, int64_t step, const Config& config);
+
 /// The tokens that the schedule asks for: schedule.tokens, or schedule.epochs · epoch_tokens
 /// rounded up. Nothing if the schedule asks for steps. epoch_tokens: training tokens of one pass
 /// over the data. Throws Error if the data is empty or there are too many tokens to count.
@@ -18,7 +27,7 @@ std::optional<int64_t> scheduled_tokens(const Config& config, int64_t epoch_toke
 /// differ if the batch has changed when the run resumed. Throws Error as scheduled_tokens() does,
 /// and if the warm-up is longer than the run.
 int64_t total_steps(const Config& config, int64_t epoch_tokens, const TokenCount& tokens);
-/// The same if all steps have batch.tokens_per_step.
+/// The same for a run that has not begun.
 int64_t total_steps(const Config& config, int64_t epoch_tokens);
 
 /// The learning rate of a step, counted from 0. With L = optimizer.learning_rate, W =
@@ -54,6 +63,7 @@ class Schedule {
     /// more.
     int64_t tokens() const { return tokens_; }
     int64_t tokens_before(int64_t step) const { return start_.tokens.before(step); }
+    int64_t tokens_of(int64_t step) const { return start_.tokens.of_step(step); }
     double learning_rate(int64_t step) const {
         return train_gpt::learning_rate(config_, step, steps_, start_.tokens);
     }

@@ -131,7 +131,7 @@ bool Trainer::begins_micro_batch(const PipelineAction& action) const {
 void Trainer::load(int micro_batch, TrainLoader& loader) {
     const TraceSpan span(TraceTrack::data, "data wait");
     const StepClock::Interval interval(&clock, stream, StepPhase::data);
-    first_micro_batch_ = loader.first_micro_batch();
+    first_micro_batch_ = loader.first_micro_batch(loader.next_step());
     load(micro_batch, feed.next(stream, loader));
 }
 

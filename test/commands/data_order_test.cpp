@@ -277,3 +277,65 @@ TEST_CASE("how often a run reads its data is said before and while it does", "[c
     nowhere[0] = "plan";
     CHECK(contains(check_succeeds(train_gpt_with(nowhere)).out, "passes over it are not known"));
 }
+
+TEST_CASE(
+    "a batch warm-up reads the samples of equal steps, and stops and resumes with the same bits",
+    "[cli]") {
+    const Runs runs;
+    // Steps of 1, 1, 1, 2, 2, 3, 4, … samples: 1 + floor(3 · samples before / 8)
+    const Arguments warm{"--set", "batch.warmup_tokens=256", "--set",
+                         "batch.warmup_tokens_per_step=32"};
+    const std::vector<int64_t> tokens{32, 64, 96, 160, 224, 320, 448, 576, 704};
+    const std::string said = runs.train("warm", 4, warm + Arguments{"--set", "schedule.steps=9"});
+    CHECK(contains(said, "32 to 128 tokens"));
+    size_t line = 0;
+    for (const Json& step : metrics_of(runs.folder("warm")))
+        if (step.contains("loss")) CHECK(step.at("tokens") == tokens.at(line++));
+    CHECK(line == tokens.size());
+    runs.train("equal", 1, {"--set", "schedule.steps=22"});
+    const Read warm_read = runs.read("warm").at(""), equal_read = runs.read("equal").at("");
+    CHECK(warm_read.samples == 22);
+    CHECK(warm_read.losses == Approx(equal_read.losses).epsilon(1e-6));
+
+    // The gradient is the mean over the step's own tokens
+    const auto first_norm = [&](const std::string& name) {
+        return metrics_of(runs.folder(name)).front().at("grad_norm").get<double>();
+    };
+    CHECK(first_norm("warm") == Approx(first_norm("equal")).epsilon(1e-5));
+
+    // With a rate that changes weights; a length in tokens
+    const Arguments learns = warm + Arguments{"--set", "optimizer.learning_rate=1e-2",
+                                              "--set", "schedule.tokens=700",
+                                              "--set", "schedule.steps=0"};
+    runs.train("whole", 4, learns);
+    CHECK(checkpoints_in(runs.folder("whole")).back() == 9);
+    const std::string at = std::to_string(random_int(1, 8));
+    runs.train("parts", 4, learns + Arguments{"--stop-at", at});
+    runs.train("parts", 4, learns);
+    check_same_state(runs.folder("whole"), runs.folder("parts"), 9);
+    const Outcome plan = check_succeeds(train_gpt_with(Arguments{"plan"} + [&] {
+        Arguments command =
+            runs.command("plan", learns + Arguments{"--set", "batch.tokens_per_step=128"});
+        command.erase(command.begin());
+        return command;
+    }()));
+    CHECK(contains(plan.out, "9 steps, 704 tokens"));
+    CHECK(contains(plan.out, "32 tokens in the first step, 128 from step 7 on"));
+}
+
+TEST_CASE("a batch warm-up whose steps do not divide the batch is refused", "[cli]") {
+    const Runs runs;
+    const auto refused = [&](const std::string& tokens, const std::string& per_step,
+                             const Arguments& parts) {
+        check_refused(
+            train_gpt_with(runs.command("refused", {"--set", "batch.tokens_per_step=384", "--set",
+                                                    "batch.warmup_tokens=" + tokens, "--set",
+                                                    "batch.warmup_tokens_per_step=" + per_step})),
+            1, parts);
+    };
+    refused("1000", "160", {"batch.warmup_tokens_per_step = 160", "divide", "is 128"});
+    refused("1000", "100", {"whole number of micro-batches", "is 96"});
+    refused("1000", "0", {"batch.warmup_tokens_per_step is 0"});
+    refused("0", "96", {"batch.warmup_tokens is 0"});
+    refused("1000", "768", {"is 384"});
+}

@@ -228,6 +228,68 @@ TEST_CASE("each of several sources gives every window once before any comes agai
     }
 }
 
+TEST_CASE("a loader whose steps change their sizes reads the samples of equal steps") {
+    const TemporaryDirectory folder;
+    LoaderOptions options;
+    options.B = static_cast<int>(random_int(1, 3));
+    options.T = 8;
+    options.seed = test_rng()();
+    options.prefetch = static_cast<int>(random_int(1, 4));
+    const auto shards = std::make_shared<TokenShards>(
+        write_shards(folder.path(), random_shards(2, 100, 3000), vocab), vocab);
+    const int world = static_cast<int>(random_int(1, 3));
+    std::vector<int> sizes;
+    options.micro_batches_per_step = static_cast<int>(random_int(world, 9));
+    for (int part = 0; part < 4; ++part) {
+        const auto size =
+            part == 0 ? options.micro_batches_per_step : static_cast<int>(random_int(world, 9));
+        if (part > 0) options.changes.push_back({std::ssize(sizes), size});
+        sizes.insert(sizes.end(), static_cast<size_t>(random_int(1, 4)), size);
+    }
+    LoaderOptions equal = options;
+    equal.micro_batches_per_step = 1;
+    equal.changes.clear();
+    TrainLoader one(shards, equal);
+    std::vector<std::vector<int32_t>> expected;
+    int64_t all = 0;
+    for (const int size : sizes) all += size;
+    for (int64_t i = 0; i < all; ++i) {
+        const HostBatch& batch = one.next();
+        expected.emplace_back(batch.tokens.begin(), batch.tokens.end());
+    }
+    const int64_t from = random_int(0, std::ssize(sizes) - 1);
+    std::vector<int> found(expected.size(), 0);
+    for (int rank = 0; rank < world; ++rank) {
+        options.rank = rank;
+        options.world = world;
+        TrainLoader loader(shards, options);
+        if (from > 0 || random_int(0, 1)) loader.seek(from);
+        size_t before = 0;
+        for (int64_t step = 0; step < std::ssize(sizes); ++step) {
+            const int size = sizes[static_cast<size_t>(step)];
+            if (step >= from) {
+                REQUIRE(loader.next_step() == step);
+                REQUIRE(loader.most_micro_batches() == (size + world - 1) / world);
+                const int own = loader.micro_batches();
+                for (int m = 0; m < own; ++m) {
+                    const size_t number =
+                        before + static_cast<size_t>(loader.first_micro_batch(step) + m);
+                    const HostBatch& batch = loader.next();
+                    REQUIRE(std::ranges::equal(batch.tokens, expected.at(number)));
+                    REQUIRE(batch.first_sample == static_cast<int64_t>(number) * options.B);
+                    ++found[number];
+                }
+            }
+            before += static_cast<size_t>(size);
+        }
+    }
+    size_t first = 0;
+    for (int64_t step = 0; step < from; ++step)
+        first += static_cast<size_t>(sizes[static_cast<size_t>(step)]);
+    for (size_t number = 0; number < found.size(); ++number)
+        CHECK(found[number] == (number < first ? 0 : 1));
+}
+
 TEST_CASE("steps of any sizes, one after the other, read the samples that equal steps read") {
     const TemporaryDirectory folder;
     LoaderOptions options;

@@ -534,6 +534,7 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
     changed["batch"]["sequence_length"] = 4 * random_int(1, 16);
     const int64_t micro = changed["batch"]["micro_batch"].get<int64_t>() *
                           changed["batch"]["sequence_length"].get<int64_t>();
+    changed["batch"]["warmup_tokens_per_step"] = micro;
     changed["batch"]["tokens_per_step"] = 3 * micro;
     changed["schedule"].update({{"steps", 0}, {"tokens", 0}, {"warmup_steps", 17}});
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "test/catch.h"
@@ -26,6 +27,45 @@ Config random_schedule(const std::string& decay, int64_t total) {
 }
 
 }  // namespace
+
+TEST_CASE("the steps of a batch warm-up have the tokens that the formula says, also after a resume",
+          "[schedule]") {
+    Config config;
+    auto& batch = config.batch;
+    const int64_t most = random_int(1, 40);
+    batch.warmup_tokens_per_step = random_int(1, 100);
+    batch.tokens_per_step = most * batch.warmup_tokens_per_step;
+    batch.warmup_tokens = random_int(1, 20 * batch.tokens_per_step);
+    CAPTURE(most, batch.warmup_tokens_per_step, batch.warmup_tokens);
+    TokenCount tokens;
+    plan_steps(tokens, 0, config);
+    std::vector<int64_t> sizes;
+    int64_t read = 0;
+    while (read < batch.warmup_tokens + 3 * batch.tokens_per_step) {
+        const int64_t k = std::min(most, 1 + (most - 1) * read / batch.warmup_tokens);
+        sizes.push_back(k * batch.warmup_tokens_per_step);
+        REQUIRE(tokens.before(std::ssize(sizes) - 1) == read);
+        REQUIRE(tokens.of_step(std::ssize(sizes) - 1) == sizes.back());
+        read += sizes.back();
+    }
+    CHECK(tokens.of_step(std::ssize(sizes) + random_int(0, 1000)) == batch.tokens_per_step);
+
+    // A checkpoint keeps the steps that were done.
+    const int64_t at = random_int(0, std::ssize(sizes) - 1);
+    TokenCount resumed(sizes[0]);
+    for (int64_t step = 0; step < at; ++step)
+        resumed.change(step, sizes[static_cast<size_t>(step)]);
+    plan_steps(resumed, at, config);
+    for (int64_t step = 0; step < std::ssize(sizes); ++step)
+        REQUIRE(resumed.of_step(step) == sizes[static_cast<size_t>(step)]);
+
+    // The run's length in tokens
+    config.schedule.tokens = random_int(1, read);
+    int64_t steps = 0;
+    for (int64_t sum = 0; sum < config.schedule.tokens; ++steps)
+        sum += sizes[static_cast<size_t>(steps)];
+    CHECK(total_steps(config, 0) == steps);
+}
 
 TEST_CASE("warm-up rises linearly and its last step has exactly the peak rate", "[schedule]") {
     for (const char* decay : {"cosine", "linear", "constant", "wsd"}) {

@@ -221,6 +221,9 @@ struct Config {
 
     struct Batch {
         int64_t tokens_per_step = 524288;
+        /// Batch warm-up (BatchWarmup in schedule.h): a step's tokens grow from
+        /// warmup_tokens_per_step to tokens_per_step over the first warmup_tokens. 0: none.
+        int64_t warmup_tokens = 0, warmup_tokens_per_step = 0;
         int micro_batch = 0;      // sequences; 0: chosen by fit_into() (fit.h)
         int sequence_length = 0;  // 0: n_ctx
     } batch;
@@ -320,7 +323,11 @@ struct Config {
     int sequence_length() const {
         return batch.sequence_length ? batch.sequence_length : model.n_ctx;
     }
-    /// Micro-batches of a step over all ranks: tokens_per_step / (micro_batch · sequence_length).
+    /// The tokens of the smallest step. Those of all steps are multiples of it.
+    int64_t least_tokens_per_step() const {
+        return batch.warmup_tokens > 0 ? batch.warmup_tokens_per_step : batch.tokens_per_step;
+    }
+    /// Micro-batches of the largest step over all ranks: tokens_per_step / (micro_batch · sequence_length).
     /// micro_batch must be given or have been chosen.
     int64_t micro_batches_per_step() const {
         assert(batch.micro_batch > 0);

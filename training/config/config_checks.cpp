@@ -35,6 +35,7 @@ class Checks {
     void all() const {
         model();
         batch();
+        batch_warmup();
         refuse_if(pipeline_problem(pipeline_options(config_), config_.model.n_layer));
         tensor();
         context();
@@ -47,6 +48,7 @@ class Checks {
   private:
     void model() const;
     void batch() const;
+    void batch_warmup() const;
     void tensor() const;
     void context() const;
     void schedule() const;
@@ -253,6 +255,35 @@ void Checks::batch() const {
     if (tokens / length > std::numeric_limits<int>::max())
         refuse("batch.tokens_per_step = ", tokens, " has ", tokens / length, " sequences of ",
                length, " tokens, and 2147483647 are the most; lower it or lengthen the sequences");
+}
+
+/// After batch(): tokens_per_step is a whole number of micro-batches.
+void Checks::batch_warmup() const {
+    const auto& b = config_.batch;
+    const int64_t least = b.warmup_tokens_per_step, most = b.tokens_per_step;
+    if (b.warmup_tokens == 0 && least == 0) return;
+    if (b.warmup_tokens == 0 || least == 0)
+        refuse(
+            "a batch warm-up needs both batch.warmup_tokens and batch.warmup_tokens_per_step, "
+            "but ",
+            least == 0 ? "batch.warmup_tokens_per_step" : "batch.warmup_tokens",
+            " is 0; set both, or both to 0");
+    const int64_t micro = int64_t{std::max(b.micro_batch, 1)} * config_.sequence_length();
+    const auto works = [&](int64_t tokens) { return most % tokens == 0 && tokens % micro == 0; };
+    if (works(least)) return;
+    std::vector<int64_t> others;
+    for (int64_t tokens = micro; suggests_ && tokens <= most; tokens += micro)
+        if (works(tokens)) others.push_back(tokens);
+    std::ranges::stable_sort(others, {}, [&](int64_t tokens) { return std::abs(tokens - least); });
+    const auto nearest = std::ranges::find_if(others, [&](int64_t tokens) {
+        Config changed = config_;
+        changed.batch.warmup_tokens_per_step = tokens;
+        return accepts(changed);
+    });
+    refuse("batch.warmup_tokens_per_step = ", least, " must divide batch.tokens_per_step = ", most,
+           " and be a whole number of ", b.micro_batch > 0 ? "micro-batches" : "sequences", " of ",
+           micro, " tokens",
+           nearest == others.end() ? "" : concat("; the nearest value that does is ", *nearest));
 }
 
 void Checks::tensor() const {

@@ -124,6 +124,13 @@ constexpr ConfigKey table[] = {
     {KEY(batch.tokens_per_step), between(1, 4294967296.0),
      "Tokens per optimizer step, over all ranks; a whole number of micro-batches. The number of "
      "gradient accumulation steps follows from it."},
+    {KEY(batch.warmup_tokens), between(0, max_tokens),
+     "Batch warm-up: over so many tokens of the run, the tokens of a step grow from "
+     "`batch.warmup_tokens_per_step` to `batch.tokens_per_step`, in equal parts, as multiples of "
+     "the former. 0: all steps have `batch.tokens_per_step`."},
+    {KEY(batch.warmup_tokens_per_step), between(0, 4294967296.0),
+     "Tokens of the first steps of a batch warm-up: a whole number of micro-batches, enough for "
+     "all ranks, and a divisor of `batch.tokens_per_step`."},
     {KEY(batch.micro_batch), between(0, 1048576),
      "Sequences that a device computes at once; 0: the run chooses the fastest number that fits "
      "into memory and feeds all ranks, and keeps it."},

@@ -30,7 +30,7 @@ int64_t step_multiple(const Config& config, int data_ranks) {
 
 std::vector<int> feeding_micro_batches(const Config& config, int64_t most_tokens, int ranks) {
     const int given = config.batch.micro_batch;
-    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length(),
+    const int64_t sequences = config.least_tokens_per_step() / config.sequence_length(),
                   most = given > 0
                              ? given
                              : std::min(sequences / ranks,

@@ -27,7 +27,13 @@ bool feeds_as_well(const Config& before, const Config& changed, int ranks) {
            (keeps_rules(changed, ranks * others(changed)) || !keeps_rules(before, 0));
 }
 
-/// The batch.tokens_per_step nearest to `wanted` that feeds so many data-parallel ranks, as a whole
+/// The key of the smallest step's tokens.
+const char* step_key(const Config& config) {
+    return config.batch.warmup_tokens > 0 ? "batch.warmup_tokens_per_step"
+                                          : "batch.tokens_per_step";
+}
+
+/// The tokens of the smallest step nearest to `wanted` that feeds so many data-parallel ranks, as a whole
 /// number of parts; nothing if there is none.
 std::optional<int64_t> feeding_tokens(const Config& config, int64_t wanted, int64_t part,
                                       int ranks) {
@@ -37,7 +43,8 @@ std::optional<int64_t> feeding_tokens(const Config& config, int64_t wanted, int6
     for (int64_t distance = 0; distance < tries; ++distance)
         for (const int64_t tokens : {(count - distance) * part, (count + distance) * part}) {
             Config changed = config;
-            changed.batch.tokens_per_step = tokens;
+            (config.batch.warmup_tokens > 0 ? changed.batch.warmup_tokens_per_step
+                                            : changed.batch.tokens_per_step) = tokens;
             if (tokens > 0 && tokens <= most_tokens && feeds_as_well(config, changed, ranks))
                 return tokens;
         }
@@ -48,12 +55,12 @@ std::optional<int64_t> feeding_tokens(const Config& config, int64_t wanted, int6
 /// feed them.
 Error too_few_micro_batches(const Config& config, int ranks) {
     const int64_t T = config.sequence_length(), B = std::max(config.batch.micro_batch, 1);
-    const int64_t sequences = config.batch.tokens_per_step / T;
+    const int64_t sequences = config.least_tokens_per_step() / T;
     const std::string of =
         concat(" cannot feed ", ranks, others(config) > 1 ? " data-parallel" : "", " ranks");
     const auto tokens_for_all = [&](int64_t size) {
         const auto tokens = feeding_tokens(config, ranks * size * T, size * T, ranks);
-        return tokens ? concat("batch.tokens_per_step=", *tokens) : "";
+        return tokens ? concat(step_key(config), "=", *tokens) : "";
     };
     const auto either = [](const std::string& a, const std::string& b, const char* after) {
         return a.empty() && b.empty()
@@ -84,7 +91,7 @@ Error too_few_micro_batches(const Config& config, int ranks) {
 Error uneven_pipelines(const Config& config, int64_t micro_batches, int data_ranks) {
     const int64_t multiple = step_multiple(config, data_ranks);
     const auto tokens = feeding_tokens(
-        config, config.batch.tokens_per_step,
+        config, config.least_tokens_per_step(),
         multiple * std::max(config.batch.micro_batch, 1) * config.sequence_length(), data_ranks);
     Config other = config;
     other.parallel.schedule = PipelineKind::one_f_one_b;
@@ -93,7 +100,7 @@ Error uneven_pipelines(const Config& config, int64_t micro_batches, int data_ran
         "parallel.schedule = \"interleaved\" cannot run a step of ", micro_batches,
         " micro-batches on ", data_ranks, " pipeline", data_ranks == 1 ? "" : "s", " of ",
         config.parallel.pipeline, " ranks: it needs a multiple of ", multiple,
-        tokens ? concat("; the nearest value of batch.tokens_per_step that gives one is ", *tokens)
+        tokens ? concat("; the nearest value of ", step_key(config), " that gives one is ", *tokens)
                : "",
         feeds_as_well(config, other, data_ranks)
             ? "; parallel.schedule=1f1b with parallel.stages_per_rank=1 takes any number"
@@ -104,7 +111,7 @@ Error uneven_pipelines(const Config& config, int64_t micro_batches, int data_ran
 
 std::vector<int> possible_micro_batches(const Config& config, const Device& device, int ranks) {
     const int given = config.batch.micro_batch;
-    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
+    const int64_t sequences = config.least_tokens_per_step() / config.sequence_length();
     std::vector<int> possible = feeding_micro_batches(config, most_tokens(device), ranks);
     if (config.parallel.sums == GradientSums::exact && given == 0)
         std::erase_if(possible, [&](int B) {

@@ -59,8 +59,10 @@ void write_position(const fs::path& checkpoint, const RunPosition& position) {
     Json steps = Json::array(), sources = Json::array();
     for (const DataOrder::Source& source : order.sources)
         sources.push_back({{"content", source.content}, {"weight", source.weight}});
+    // Later steps follow from the configuration of the run that resumes.
     for (const TokenCount::Part& part : position.tokens.parts())
-        steps.push_back({{"first_step", part.first_step}, {"tokens_per_step", part.per_step}});
+        if (part.first_step <= position.step)
+            steps.push_back({{"first_step", part.first_step}, {"tokens_per_step", part.per_step}});
     write_file(checkpoint / file_name, to_text({{"tokens", tokens},
                                                 {"samples", order.sample_after(tokens)},
                                                 {"steps", steps},

@@ -24,6 +24,7 @@ class TokenCount {
     void change(int64_t step, int64_t per_step);
     /// Tokens of the last steps.
     int64_t per_step() const { return parts_.back().per_step; }
+    int64_t of_step(int64_t step) const { return before(step + 1) - before(step); }
 
     /// Steps of the same size.
     struct Part {

@@ -87,15 +87,24 @@ std::string run_lines(const Config& config, const DecoderSpec& spec) {
     std::string text;
     if (config.schedule.epochs == 0 || data) {
         const int64_t steps = total_steps(config, data ? data->epoch_tokens() : 0);
+        TokenCount tokens(config.batch.tokens_per_step);
+        plan_steps(tokens, 0, config);
         text += concat("run          ", with_separators(steps), " steps, ",
-                       with_separators(steps * config.batch.tokens_per_step), " tokens\n");
+                       with_separators(tokens.before(steps)), " tokens\n");
+        if (config.batch.warmup_tokens > 0)
+            text += concat("             batch warm-up: ", with_separators(tokens.of_step(0)),
+                           " tokens in the first step, ", with_separators(tokens.per_step()),
+                           " from step ", with_separators(tokens.parts().back().first_step + 1),
+                           " on\n");
     }
     if (config.data.train.empty()) return text;
     if (!data)
         return text +
                "data         cannot be read here, so that the passes over it are not known\n";
+    TokenCount of_steps(config.batch.tokens_per_step);
+    plan_steps(of_steps, 0, config);
     const int64_t tokens = scheduled_tokens(config, data->epoch_tokens())
-                               .value_or(config.schedule.steps * config.batch.tokens_per_step);
+                               .value_or(of_steps.before(config.schedule.steps));
     const std::vector<SourceUse> planned = data->after(data->order(), tokens);
     for (const SourceUse& source : planned)
         if (!std::isnan(source.passes))

@@ -9,9 +9,9 @@
 namespace train_gpt {
 
 /// ", in micro-batch 3 of 8, on rank 1": the first micro-batch, of those of all ranks, whose
-/// gradient was not finite in the step after which `steps_ago` others have begun. Empty if sums are
-/// not exact. All ranks call it, after all work on the device. `loader`: this rank's.
-std::string describe_not_finite(const RunStart& start, const TrainLoader& loader,
+/// gradient was not finite in `step` (from 0), after which `steps_ago` others have begun. Empty if
+/// sums are not exact. All ranks call it, after all work on the device. `loader`: this rank's.
+std::string describe_not_finite(const RunStart& start, const TrainLoader& loader, int64_t step,
                                 int64_t steps_ago);
 
 }  // namespace train_gpt

@@ -21,12 +21,13 @@ std::string above(const char* what, double value, double mean, double sigma) {
     return concat(what, " ", number(value), " (before: ", number(mean), " ± ", number(sigma), ")");
 }
 
-/// The losses of all micro-batches of the step, on all ranks.
-std::vector<double> losses_of_all(const RunStart& start, const TrainLoader& loader, int64_t spike) {
-    std::vector<double> all(static_cast<size_t>(start.config.micro_batches_per_step()));
+/// The losses of all micro-batches of the step (from 0), on all ranks.
+std::vector<double> losses_of_all(const RunStart& start, const TrainLoader& loader, int64_t step,
+                                  int64_t spike) {
+    std::vector<double> all(static_cast<size_t>(start.micro_batches_of(step)));
     const std::vector<double> own = start.trainer.losses_at_spike(spike);
-    for (size_t i = 0; i < own.size(); ++i)
-        all[static_cast<size_t>(loader.first_micro_batch()) + i] += own[i];
+    const int first = loader.first_micro_batch(step - start.first_step());
+    for (size_t i = 0; i < own.size(); ++i) all[static_cast<size_t>(first) + i] += own[i];
     start.mesh.world().all_reduce_sum(all);
     return all;
 }
@@ -51,14 +52,15 @@ std::string describe(const RunStart& start, const LoaderOptions& options, int64_
 
 std::string describe_spike(const RunStart& start, const TrainLoader& loader, int64_t step,
                            const StepOutcome& outcome) {
-    const std::vector<double> losses = losses_of_all(start, loader, outcome.state.spikes);
+    const std::vector<double> losses = losses_of_all(start, loader, step - 1, outcome.state.spikes);
     if (!start.on_first_rank()) return "";
     const Config& config = start.config;
     const LoaderOptions options = start.loading();
     const auto largest = std::ranges::max_element(losses);
     const int64_t micro_batch = largest - losses.begin(), B = config.batch.micro_batch,
-                  before = step - 1 - start.first_step(),
-                  first = options.first_sample + (before * std::ssize(losses) + micro_batch) * B;
+                  first = start.schedule.start().order.sample_after(
+                              start.schedule.tokens_before(step - 1)) +
+                          micro_batch * B;
     const double tokens = static_cast<double>(B * config.sequence_length());
     const int64_t spike = outcome.state.spikes;
     const SpikeHistory::Before was = start.trainer.optimizer.spike_history().before[spike % 2];

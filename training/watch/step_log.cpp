@@ -24,10 +24,12 @@ StepSize size_of_step(const RunStart& start) {
 
 namespace {
 
-/// Elements of all gradients of a step's micro-batches.
-double elements_of_step(const RunStart& start) {
+/// Elements of all gradients of a step's micro-batches. Steps count from 0.
+double elements_of_step(const RunStart& start, int64_t step) {
+    const double part = static_cast<double>(start.schedule.tokens_of(step)) /
+                        static_cast<double>(start.config.batch.tokens_per_step);
     return static_cast<double>(registry_of(start.data.spec()).numel()) *
-           static_cast<double>(start.trainer.optimizer.contributions());
+           static_cast<double>(start.trainer.optimizer.contributions()) * part;
 }
 
 }  // namespace
@@ -69,24 +71,29 @@ void StepLog::repeat(int64_t number) {
 
 StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
     const StepPace::Mean mean = pace_.take();
+    const Schedule& schedule = start_.schedule;
+    const auto targets = static_cast<double>(schedule.tokens_of(number - 1));
+    const double flops = size_.flops * (targets / static_cast<double>(size_.targets));
     // The measured peak may be too low if something disturbed the measurement: a rate that a step
     // reaches is certainly possible.
-    peak_flops_ = std::max(peak_flops_, size_.flops / mean.seconds / size_.ranks);
-    const double targets = static_cast<double>(size_.targets);
+    peak_flops_ = std::max(peak_flops_, flops / mean.seconds / size_.ranks);
     return {.step = number,
-            .steps = start_.schedule.steps(),
+            .steps = schedule.steps(),
             .loss = outcome.sums.loss / targets,
             .grad_norm = outcome.state.norm,
-            .learning_rate = start_.schedule.learning_rate(number - 1),
+            .learning_rate = schedule.learning_rate(number - 1),
             .seconds = mean.seconds,
             .tokens_per_second = targets / mean.seconds,
-            .flops_per_second = size_.flops / mean.seconds,
+            .flops_per_second = flops / mean.seconds,
             .peak_flops_per_second = peak_flops_ * size_.ranks,
             .datasheet_flops_per_second = size_.datasheet_flops * size_.ranks,
             .memory = start_.plan.total_bytes(),
             .ranks = size_.ranks,
             .times = mean.times,
-            .seconds_left = static_cast<double>(start_.schedule.steps() - number) * pace_.recent()};
+            // As long for each token as recent steps
+            .seconds_left = static_cast<double>(schedule.tokens_before(schedule.steps()) -
+                                                schedule.tokens_before(number)) /
+                            targets * pace_.recent()};
 }
 
 /// Writes a step's line to metrics.jsonl.
@@ -114,8 +121,8 @@ void StepLog::write(const StepReport& r, const StepOutcome& outcome) {
     if (outcome.state.spikes > 0) fields.emplace_back("spikes", outcome.state.spikes);
     if (start_.config.parallel.sums == GradientSums::exact) {
         fields.emplace_back("repeated_steps", std::exchange(repeated_, 0));
-        fields.emplace_back("rounded_to_zero",
-                            static_cast<double>(outcome.state.lost) / elements_of_step(start_));
+        fields.emplace_back("rounded_to_zero", static_cast<double>(outcome.state.lost) /
+                                                   elements_of_step(start_, r.step - 1));
     }
     const MetricsLog::Fields more = fields_of_data(r.step, outcome.sums);
     fields.insert(fields.end(), more.begin(), more.end());

@@ -15,7 +15,7 @@
 
 namespace train_gpt {
 
-/// The work of a step, over all ranks.
+/// The work of the largest step, over all ranks.
 struct StepSize {
     int64_t targets = 0;  // tokens that are predicted
     double flops = 0;
