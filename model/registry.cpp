@@ -82,7 +82,8 @@ class Builder {
         const int64_t C = of.n_embd, width = of.attention_width(), F = of.n_ff,
                       keys = of.kv_width();
         const float residual_std =
-            spec_.init_residual_scaling
+            spec_.init_zero_projections ? 0.0f
+            : spec_.init_residual_scaling
                 ? init_std() / std::sqrt(2.0f * static_cast<float>(spec_.n_layer))
                 : init_std();
         BlockParameters p;

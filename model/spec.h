@@ -76,6 +76,7 @@ struct DecoderSpec {
     // projections into the residual stream. What a trained model computes does not depend on them.
     double init_std = 0.02;
     bool init_residual_scaling = true;
+    bool init_zero_projections = false;  // these projections are 0 at first
 
     /// What layer i is made of. All layers of today's families are alike.
     LayerSpec layer(int i) const;

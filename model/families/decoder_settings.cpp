@@ -112,6 +112,7 @@ DecoderSpec Family::spec(const DecoderSettings& s, const std::string& where) con
     if (s.positions) spec.positions = *s.positions;
     if (s.init_std != 0) spec.init_std = s.init_std;
     spec.init_residual_scaling = s.init_residual_scaling;
+    spec.init_zero_projections = s.init_zero_projections;
     const double theta = s.rope_theta != 0 ? s.rope_theta : spec.rope.theta;
     spec.rope = s.rope_scaling;
     spec.rope.theta = theta;

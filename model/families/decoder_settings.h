@@ -20,6 +20,7 @@ struct DecoderSettings {
     std::optional<Positions> positions = {};
     double init_std = 0;  // 0: the family's
     bool init_residual_scaling = true;
+    bool init_zero_projections = false;
     double rope_theta = 0;              // 0: the family's
     RopeFrequencies rope_scaling = {};  // all but D and theta
 };

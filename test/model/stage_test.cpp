@@ -571,7 +571,8 @@ TEST_CASE("initial weights have their family's spread, and norms and biases do n
         for (const auto& [given, scaled] :
              {std::pair(0.0, true), std::pair(0.05, true), std::pair(0.05, false)}) {
             const double std = given > 0 ? given : 0.02;
-            CAPTURE(family->model_type, std, scaled);
+            const bool zero = random_int(0, 1) == 1;
+            CAPTURE(family->model_type, std, scaled, zero);
             check_spread(family->spec({.n_layer = 2,
                                        .n_head = 4,
                                        .n_embd = 128,
@@ -580,10 +581,12 @@ TEST_CASE("initial weights have their family's spread, and norms and biases do n
                                        .n_kv_head = 2,
                                        .head_size = 32,
                                        .init_std = given,
-                                       .init_residual_scaling = scaled}),
+                                       .init_residual_scaling = scaled,
+                                       .init_zero_projections = zero}),
                          [&](const std::string& name) {
                              const bool residual =
                                  contains(name, "o_proj") || contains(name, "down_proj");
+                             if (residual && zero) return 0.0;
                              return residual && scaled ? std / 2 : std;  // √(2·2)
                          });
         }

@@ -302,7 +302,7 @@ TEST_CASE("every switch takes true, false, \"on\" and \"off\" alike, in JSON and
                             {key, "true or false", "\"on\""});
         }
     }
-    CHECK(switches == 11);
+    CHECK(switches == 12);
 }
 
 TEST_CASE("ZeRO's stage is a number or \"auto\", in JSON and in --set", "[config]") {
@@ -608,7 +608,7 @@ TEST_CASE("where a configuration departs from its family, its model does", "[con
     m.n_kv_head = 2, m.head_size = 12, m.n_ff = 50;
     m.norm = Norm::layer, m.norm_epsilon = 1e-4, m.mlp = Mlp::gelu, m.bias = Biases::qkv;
     m.qk_norm = true, m.tied_head = true;
-    m.init_std = 0.3, m.init_residual_scaling = false;
+    m.init_std = 0.3, m.init_residual_scaling = false, m.init_zero_projections = true;
     m.rope_theta = 77, m.rope_scaling = RopeScaling::llama3, m.rope_factor = 3;
     m.rope_low_freq_factor = 1.5, m.rope_high_freq_factor = 5, m.rope_original_n_ctx = 32;
     const DecoderSpec spec = spec_of(config, 99);
@@ -636,7 +636,8 @@ TEST_CASE("where a configuration departs from its family, its model does", "[con
                                         .high_frequency_factor = 5,
                                         .original_context = 32},
                                .init_std = 0.3,
-                               .init_residual_scaling = false};
+                               .init_residual_scaling = false,
+                               .init_zero_projections = true};
     CHECK(spec == expected);
 }
 

@@ -25,6 +25,7 @@ DecoderSpec spec_of(const Config& config, int64_t vocab_size) {
                .positions = m.positions,
                .init_std = m.init_std,
                .init_residual_scaling = m.init_residual_scaling,
+               .init_zero_projections = m.init_zero_projections,
                .rope_theta = m.rope_theta,
                .rope_scaling = {.scaling = m.rope_scaling,
                                 .factor = m.rope_factor,

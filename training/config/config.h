@@ -196,6 +196,7 @@ struct Config {
         OneOf<std::optional<Positions>> positions = {};
         double init_std = 0;
         OneOf<bool> init_residual_scaling = true;
+        OneOf<bool> init_zero_projections = false;
         double rope_theta = 0;
         OneOf<RopeScaling> rope_scaling = {};
         double rope_factor = 1, rope_low_freq_factor = 1, rope_high_freq_factor = 4;

@@ -87,6 +87,9 @@ constexpr ConfigKey table[] = {
      "Whether the two projections into the residual stream get 1/√(2 · `model.n_layer`) of "
      "`model.init_std`, as in OpenAI's GPT-2, and in Megatron-LM for all models. If `off`, they "
      "get all of it, as in transformers for Llama, Qwen and Mistral."},
+    {KEY(model.init_zero_projections), one_of<bool>(),
+     "Whether the two projections into the residual stream are 0 at first, so that every block "
+     "begins as the identity (as in nanochat). `model.init_residual_scaling` then says nothing."},
     {KEY(model.rope_theta), at_least(0),
      "Base of the rotation's frequencies; 0: the family's, 10000 or for Qwen 1000000. Llama 3: "
      "500000."},

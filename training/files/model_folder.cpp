@@ -258,6 +258,7 @@ void require_same_model(const fs::path& directory, const DecoderSpec& found,
     DecoderSpec same = wanted;
     same.init_std = found.init_std;
     same.init_residual_scaling = found.init_residual_scaling;
+    same.init_zero_projections = found.init_zero_projections;
     if (found != same)
         throw Error(
             "the model in ", directory.string(),
