@@ -1,6 +1,7 @@
 // train_gpt config: the reference of all keys, of a section and of one; and where presets' data
 // come from.
 #include <algorithm>
+#include <cmath>
 #include <regex>
 #include <sstream>
 
@@ -38,6 +39,51 @@ TEST_CASE("config prints every key, those of a section, or one", "[cli]") {
     check_refused(none, 2, {"\"gelu\"", "train_gpt config"});
     CHECK_FALSE(contains(none.err, "nearest"));
     check_refused(train_gpt_with({"config", "seed", "--schema"}), 2, {"--schema"});
+}
+
+TEST_CASE("config --depth prints a configuration that train accepts, each value with its source",
+          "[cli]") {
+    const TemporaryDirectory directory;
+    const auto depth = random_int(1, 40);
+    CAPTURE(depth);
+    const Outcome outcome =
+        check_succeeds(train_gpt_with({"config", "--depth", std::to_string(depth)}));
+    const Json json = Json::parse(outcome.out);
+    const Json& model = json.at("model");
+    CHECK(model.at("n_layer") == depth);
+    CHECK(model.at("n_embd") == 64 * depth);
+    CHECK(model.at("n_head").get<int64_t>() * model.at("head_size").get<int64_t>() == 64 * depth);
+    // Attention has 4·C² parameters, the MLP 3·C·F with 8/3·C, rounded up to a multiple of 256
+    const double width = 64.0 * static_cast<double>(depth),
+                 hidden = 256 * std::ceil(8 * width / 3 / 256),
+                 parameters = static_cast<double>(depth) * (4 * width * width + 3 * width * hidden),
+                 tokens = 20 * parameters;
+    CHECK(json.at("schedule").at("tokens") == Approx(tokens));
+    const double batch = json.at("batch").at("tokens_per_step");
+    CHECK(std::exp2(std::round(std::log2(batch))) == batch);
+    const double ratio = batch / (0.58 * std::pow(tokens, 0.571));
+    CHECK(ratio > 0.7);
+    if (batch > 2048) CHECK(ratio < 1.42);
+    CHECK(json.at("optimizer").at("learning_rate") ==
+          Approx(1.79 * std::pow(parameters, -0.713) * std::pow(tokens, 0.307)).epsilon(0.01));
+    for (const auto& [section, values] : json.items()) {
+        if (!values.is_object()) continue;
+        for (const auto& [name, value] : values.items())
+            CHECK(contains(outcome.err, section + "." + name + " "));
+    }
+    for (const char* source : {"arXiv 2203.15556", "arXiv 2503.04715", "arXiv 2502.15938"})
+        CHECK(contains(outcome.err, source));
+
+    const std::string file = directory / "depth.json";
+    write(file, outcome.out);
+    const Outcome resolved =
+        check_succeeds(train_gpt_with({"train", file, "--set", "data.train=synthetic", "--set",
+                                       "model.vocab_size=300", "--print-config"}));
+    CHECK(Json::parse(resolved.out).at("optimizer").at("learning_rate") ==
+          json.at("optimizer").at("learning_rate"));
+    for (const char* bad : {"0", "257", "x"})
+        check_refused(train_gpt_with({"config", "--depth", bad}), 2, {"--depth"});
+    check_refused(train_gpt_with({"config", "seed", "--depth", "2"}), 2, {"--depth"});
 }
 
 TEST_CASE("the reference fits into the terminal's width", "[config]") {

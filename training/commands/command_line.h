@@ -95,6 +95,7 @@ struct CommandLine {
     // config
     std::string key;  // a key or a section; empty: all keys
     bool schema = false, markdown = false;
+    int depth = 0;  // 0: none is given
 };
 
 /// The configuration for `train`, `sweep` and `plan` on `world` ranks: a file or preset, then --data, then

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "training/commands/shared_options.h"
+#include "training/config/from_depth.h"
 
 namespace train_gpt {
 
@@ -389,9 +390,20 @@ void add_config_command(CLI::App& app, CommandLine& line) {
     auto* markdown =
         config->add_flag("--markdown", line.markdown, "Print a table in Markdown instead")
             ->excludes(key);
-    config->add_flag("--schema", line.schema, "Print the JSON Schema instead (configs/schema.json)")
+    auto* schema = config
+                       ->add_flag("--schema", line.schema,
+                                  "Print the JSON Schema instead (configs/schema.json)")
+                       ->excludes(key)
+                       ->excludes(markdown);
+    config
+        ->add_option("--depth", line.depth,
+                     "Print a configuration for a Llama of so many layers instead, by published "
+                     "rules; stderr says by which")
+        ->check(CLI::Range(1, most_depth))
+        ->type_name("LAYERS")
         ->excludes(key)
-        ->excludes(markdown);
+        ->excludes(markdown)
+        ->excludes(schema);
 }
 
 }  // namespace

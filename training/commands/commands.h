@@ -8,7 +8,7 @@ namespace train_gpt::commands {
 /// Turns texts into token shards.
 int tokenize(const CommandLine& line);
 
-/// Prints the configuration's keys as help, as a JSON Schema or as Markdown.
+/// Prints the configuration's keys as help, as a JSON Schema or as Markdown; or a configuration.
 int config(const CommandLine& line);
 
 /// Prints what a run will need. Then throws Error if the run cannot start here.

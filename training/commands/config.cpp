@@ -5,11 +5,18 @@
 #include "training/commands/commands.h"
 #include "training/config/config_help.h"
 #include "training/config/config_schema.h"
+#include "training/config/from_depth.h"
 #include "training/watch/progress.h"
 
 namespace train_gpt::commands {
 
 int config(const CommandLine& line) {
+    if (line.depth > 0) {
+        std::fputs(depth_config_text(line.depth).c_str(), stdout);
+        std::fflush(stdout);
+        std::fputs(depth_rules_text(line.depth).c_str(), stderr);
+        return 0;
+    }
     const std::string text = line.schema     ? config_schema()
                              : line.markdown ? config_reference()
                                              : config_help(line.key, columns_of_stdout());
