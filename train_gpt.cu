@@ -36,6 +36,7 @@
 #include "training/config/load_config.h"
 #include "training/config/resolved_config.h"
 #include "training/decisions.h"
+#include "training/files/decay_start.h"
 #include "training/files/interchange.h"
 #include "training/files/run_folder.h"
 #include "training/interrupt.h"
@@ -168,6 +169,12 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                 progress.say(concat("note: there is no ", what, ", since no steps are left"));
         return 0;
     }
+
+    if (line.command == CommandLine::Command::train)
+        first_for_all(world, [&] {
+            copy_decay_start(given, [&] { world.activity().pulse(); });
+            return "";
+        });
 
     // Decide what the configuration leaves open, allocate all memory, and choose kernels
     const Decisions decided = decide(given, data.spec(), device, mesh, line.choices);

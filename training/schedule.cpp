@@ -89,7 +89,9 @@ double learning_rate(const Config& config, int64_t step, int64_t total_steps,
     int64_t start = peak;  // of the last step at the peak rate
     if (decay == Decay::wsd) {
         const double length = static_cast<double>(at(total_steps)) / static_cast<double>(unit);
-        const auto decaying = std::llround(schedule.decay_fraction * length);
+        const auto decaying = schedule.decay_steps > 0
+                                  ? schedule.decay_steps
+                                  : std::llround(schedule.decay_fraction * length);
         start = std::max(peak, last - std::max<int64_t>(decaying, 1) * unit);
     }
     if (decay == Decay::constant || here <= start) return peak_rate;

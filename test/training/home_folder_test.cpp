@@ -112,6 +112,7 @@ TEST_CASE("every path of the command line may begin with the home folder as ~") 
 
 TEST_CASE("every path of a configuration may begin with the home folder as ~") {
     const Home home("/h");
+    const Arguments given{"schedule.steps=1", "schedule.decay=wsd"};  // for schedule.decay_from
     std::set<std::string_view> paths;
     for (const ConfigKey& key : config_keys()) {
         if (!key.rule.is_path) continue;
@@ -121,11 +122,11 @@ TEST_CASE("every path of a configuration may begin with the home folder as ~") {
         const auto json = [&](const std::string& path) {
             const Json value =
                 section.empty() ? Json{{name, path}} : Json{{section, {{name, path}}}};
-            return value_of(parse_config(value.dump(), "a.json", {"schedule.steps=1"}), key);
+            return value_of(parse_config(value.dump(), "a.json", given), key);
         };
         const auto override = [&](const std::string& path) {
             return value_of(
-                parse_config("{}", "a.json", {"schedule.steps=1", concat(key.path, "=", path)}),
+                parse_config("{}", "a.json", joined(given, {concat(key.path, "=", path)}, {})),
                 key);
         };
         CHECK(json("~") == "/h");
@@ -140,8 +141,9 @@ TEST_CASE("every path of a configuration may begin with the home folder as ~") {
             CHECK(contains(message, "(~bob)"));
         }
     }
-    for (const char* path : {"run_dir", "model.init_from", "tokenizer.path", "data.train",
-                             "data.val", "evaluation.hellaswag", "evaluation.tasks"})
+    for (const char* path :
+         {"run_dir", "model.init_from", "tokenizer.path", "data.train", "data.val",
+          "evaluation.hellaswag", "evaluation.tasks", "schedule.decay_from"})
         CHECK(paths.contains(path));
     const std::string list = R"([{"glob": "~/a/*.bin"}, {"glob": "b", "name": "~/b"}])";
     const Config config = parse_config("{}", "a.json", {"schedule.steps=1", "data.train=" + list});

@@ -67,6 +67,21 @@ TEST_CASE("the steps of a batch warm-up have the tokens that the formula says, a
     CHECK(total_steps(config, 0) == steps);
 }
 
+TEST_CASE("wsd decays over schedule.decay_steps if they are set", "[schedule]") {
+    const int64_t total = random_int(2, 3000), steps = random_int(1, total - 1);
+    Config config = random_schedule("wsd", total);
+    config.schedule.warmup_steps = 0;
+    config.schedule.decay_steps = steps;
+    const double peak = config.optimizer.learning_rate, last = config.schedule.final_fraction;
+    CAPTURE(total, steps, peak, last);
+    for (int64_t step = 0; step < total; ++step) {
+        const int64_t into = std::max<int64_t>(0, step - (total - 1 - steps));
+        const double share = static_cast<double>(into) / static_cast<double>(steps);
+        REQUIRE(learning_rate(config, step, total) ==
+                Approx(peak * (1 - (1 - last) * share)).epsilon(1e-12));
+    }
+}
+
 TEST_CASE("warm-up rises linearly and its last step has exactly the peak rate", "[schedule]") {
     for (const char* decay : {"cosine", "linear", "constant", "wsd"}) {
         const int64_t total = random_int(30, 5000);

@@ -254,6 +254,8 @@ struct Config {
         int64_t warmup_steps = 0;
         OneOf<Decay> decay = Decay::cosine;
         double decay_fraction = 0.2;  // wsd: the share of the steps that the final decay takes
+        int64_t decay_steps = 0;      // wsd: the same as a number of steps; 0: decay_fraction
+        std::string decay_from = {};  // wsd: a checkpoint from where the run decays (decay_start.h)
         double final_fraction = 0.1;  // the last step's rate as a fraction of learning_rate
     } schedule;
 

@@ -350,6 +350,14 @@ void Checks::schedule() const {
             : given == 2 ? "two do"
                          : "all three do",
             given == 0 ? "; set one of them" : "; set the others to 0");
+    if (!schedule.decay_from.empty() && schedule.decay != Decay::wsd)
+        refuse(
+            "schedule.decay_from decays from another run's checkpoint, which needs "
+            "schedule.decay = \"wsd\", not \"",
+            schedule.decay.word(), "\"");
+    if (schedule.steps > 0 && schedule.decay_steps > schedule.steps)
+        refuse("schedule.decay_steps = ", schedule.decay_steps, " is more than the run's ",
+               schedule.steps, " steps; shorten the decay or lengthen the run");
     // Else the number of steps depends on the data, and on the batches that a resumed run had
     // before.
     if (schedule.steps == 0) return;

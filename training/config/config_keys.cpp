@@ -196,6 +196,12 @@ constexpr ConfigKey table[] = {
      "then linear over the last `decay_fraction` of the steps."},
     {KEY(schedule.decay_fraction), above_up_to(0, 1),
      "Only for `wsd`: the decay's share of all steps."},
+    {KEY(schedule.decay_steps), between(0, max_steps),
+     "Only for `wsd`: the decay's steps; 0: by `schedule.decay_fraction`."},
+    {KEY(schedule.decay_from), any_path(),
+     "Only for `wsd`: a checkpoint of another run with which this run begins: weights, optimizer "
+     "state and place in the data. The decay follows at once, and the run ends with it, whatever "
+     "length is given above. The folder of a run: its newest checkpoint. Empty: none."},
     {KEY(schedule.final_fraction), between(0, 1),
      "The last step's learning rate as a fraction of `optimizer.learning_rate` (not with "
      "`constant`)."},
