@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <type_traits>
 
 #include "device/profile.h"
 #include "kernels/blocks.h"
@@ -21,7 +22,7 @@ struct Constants {
 };
 
 /// gradient(i): of element `first` + i.
-template <bool write_weights, class Gradient>
+template <bool write_weights, bool cautious, class Gradient>
 void update(const AdamWSegment& segment, int64_t first, int64_t count, const Constants& k,
             const Gradient& gradient) {
     bf16* weights = write_weights ? segment.weights + first : nullptr;
@@ -34,7 +35,8 @@ void update(const AdamWSegment& segment, int64_t first, int64_t count, const Con
         const float v_i = k.beta2 * v[i] + k.one_minus_beta2 * (g * g);
         const float direction =
             (m_i * k.m_correction) / (std::sqrt(v_i * k.v_correction) + k.epsilon);
-        const float theta = master[i] - k.learning_rate * (direction + decay * master[i]);
+        const float of_element = cautious && direction * master[i] < 0 ? 0.0f : decay;
+        const float theta = master[i] - k.learning_rate * (direction + of_element * master[i]);
         m[i] = m_i;
         v[i] = v_i;
         master[i] = theta;
@@ -114,10 +116,16 @@ void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWSt
     };
     for_each_block(segments, [&](const AdamWSegment& segment, int64_t first, int64_t count) {
         const auto update_with = [&](const auto& gradient) {
-            if (segment.weights)
-                update<true>(segment, first, count, constants, gradient);
+            const auto update_as = [&](auto cautious) {
+                if (segment.weights)
+                    update<true, cautious>(segment, first, count, constants, gradient);
+                else
+                    update<false, cautious>(segment, first, count, constants, gradient);
+            };
+            if (args.cautious_decay)
+                update_as(std::true_type());
             else
-                update<false>(segment, first, count, constants, gradient);
+                update_as(std::false_type());
         };
         if (segment.sums) {
             const int32_t* const sums = segment.sums + first;

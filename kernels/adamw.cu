@@ -110,17 +110,20 @@ struct Constants {
     float m_correction, v_correction;  // 1 / (1 − β₁ᵗ), 1 / (1 − β₂ᵗ)
     float learning_rate, epsilon, weight_decay;
 
+    template <bool cautious>
     __device__ __forceinline__ void update(float& master, float& m, float& v, float g,
                                            float decay) const {
         m = beta1 * m + one_minus_beta1 * g;
         v = beta2 * v + one_minus_beta2 * (g * g);
         const float direction = (m * m_correction) / (sqrtf(v * v_correction) + epsilon);
-        master -= learning_rate * (direction + decay * master);
+        const float of_element = cautious && direction * master < 0 ? 0.0f : decay;
+        master -= learning_rate * (direction + of_element * master);
     }
 };
 
 /// One thread block per block of norm_block elements. Reads gradient, m, v and master; writes m, v,
 /// master and, if present, weights: 30 bytes per parameter.
+template <bool cautious>
 __global__ void __launch_bounds__(threads)
     update_parameters(const __grid_constant__ Group<AdamWSegment> group, const Constants constants,
                       const StepState* state) {
@@ -151,8 +154,8 @@ __global__ void __launch_bounds__(threads)
                     v_pack = Pack<float>::load_streaming(v + i);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-            constants.update(master_pack[j], m_pack[j], v_pack[j], multiplier * gradient_of(g[j]),
-                             decay);
+            constants.update<cautious>(master_pack[j], m_pack[j], v_pack[j],
+                                       multiplier * gradient_of(g[j]), decay);
         m_pack.store_streaming(m + i);
         v_pack.store_streaming(v + i);
         master_pack.store_streaming(master + i);
@@ -165,7 +168,8 @@ __global__ void __launch_bounds__(threads)
         }
     }
     for (int i = in_packs + thread; i < range.count; i += threads) {
-        constants.update(master[i], m[i], v[i], multiplier * gradient_of(gradient[i]), decay);
+        constants.update<cautious>(master[i], m[i], v[i], multiplier * gradient_of(gradient[i]),
+                                   decay);
         if (weights) weights[i] = from_float<__nv_bfloat16>(master[i]);
     }
 }
@@ -223,8 +227,9 @@ void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWSt
                               .epsilon = args.epsilon,
                               .weight_decay = args.weight_decay};
     for_each_group(segments, [&](const Group<AdamWSegment>& group) {
-        update_parameters<<<group.blocks, threads, 0, stream_of(stream)>>>(group, constants,
-                                                                           args.state);
+        const auto kernel =
+            args.cautious_decay ? update_parameters<true> : update_parameters<false>;
+        kernel<<<group.blocks, threads, 0, stream_of(stream)>>>(group, constants, args.state);
         CUDA_CHECK_LAUNCH();
     });
 }

@@ -240,6 +240,38 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("with cautious decay adamw decays only what its step moves towards 0", "[cuda]") {
+    ON_EACH_DEVICE();
+    Parameters parameters;
+    AdamWStep args{.learning_rate = 0.01f,
+                   .beta1 = 0.9f,
+                   .beta2 = 0.95f,
+                   .epsilon = 1e-8f,
+                   .weight_decay = 0.5f,
+                   .cautious_decay = true};
+    parameters.new_gradients(1);
+    const GradientNorm norm = norm_of(parameters, 1, 0);
+    args.state = norm.memory.data();
+    TestStream stream;
+    adamw(stream, parameters.segments(), args);
+    int64_t decayed = 0, spared = 0, wrong = 0;
+    for (const auto& one : parameters.all) {
+        const Values gradient = one->gradient.values();
+        for (size_t i = 0; i < gradient.size(); ++i) {
+            // In the first step m/(1−β₁) = g and v/(1−β₂) = g²; where the sign is not clear, skip.
+            const double g = gradient[i] * static_cast<double>(norm.state().multiplier),
+                         theta = one->exact[i].master, u = g / (std::abs(g) + 1e-8);
+            if (std::abs(g) < 1e-4) continue;
+            const bool decays = one->decay && u * theta > 0;
+            ++(decays ? decayed : spared);
+            const double expected = theta - 0.01 * (u + (decays ? 0.5 * theta : 0));
+            wrong += std::abs(one->master[i] - expected) > 1e-6 * (1 + std::abs(theta));
+        }
+    }
+    CAPTURE(decayed, spared);
+    CHECK(wrong == 0);
+}
+
 namespace {
 
 /// Optimizer state of sizes.size() segments, with one piece of memory for each kind of state.

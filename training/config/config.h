@@ -232,6 +232,7 @@ struct Config {
     struct Optimizer {
         double learning_rate = 6e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8,
                grad_clip = 1.0;  // 0: no clipping
+        OneOf<bool> cautious_decay = false;
         double z_loss = 0;
         OneOf<OnSpike> on_spike = OnSpike::report;
         OneOf<OptimizerName> name = {};

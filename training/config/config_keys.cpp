@@ -1,7 +1,7 @@
+#include "training/config/config_keys.h"
+
 #include <algorithm>
 #include <initializer_list>
-
-#include "training/config/config_keys.h"
 
 namespace train_gpt {
 
@@ -164,6 +164,9 @@ constexpr ConfigKey table[] = {
      "Muon: what products of the iteration are computed in, and what ranks send."},
     {KEY(optimizer.weight_decay), between(0, 1e6),
      "Decoupled weight decay, applied to matrices only."},
+    {KEY(optimizer.cautious_decay), one_of<bool>(),
+     "Whether a weight decays only in steps whose update moves it towards 0, too (cautious weight "
+     "decay: [Chen et al. 2025](https://arxiv.org/abs/2510.12402))."},
     {KEY(optimizer.beta1), between(0, 0.9999999), "Decay of the gradient's running mean."},
     {KEY(optimizer.beta2), between(0, 0.9999999), "Decay of the squared gradient's running mean."},
     {KEY(optimizer.epsilon), between(1e-37, 1e6), "Added to the denominator of AdamW's update."},
