@@ -67,7 +67,7 @@ void pass_around(Stream& stream, char* data, const StepCollective& c) {
     }
 }
 
-/// A message from each rank to each other one; what arrives lies where the message to that rank lay.
+/// A message from each rank to each other one. What arrives lies after the message to that rank.
 void exchange_all(Stream& stream, char* data, const StepCollective& c) {
     std::vector<Communicator::Transfer> sends, receives;
     for (int rank = 0; rank < c.group->size(); ++rank) {

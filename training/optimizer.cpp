@@ -43,7 +43,8 @@ OptimizerStep optimizer_step(const Config& config, int64_t step, double rate) {
                      .momentum = static_cast<float>(o.momentum),
                      .weight_decay = static_cast<float>(o.weight_decay),
                      .nesterov = o.nesterov,
-                     .dtype = o.muon_dtype}};
+                     .dtype = o.muon_dtype,
+                     .cautious_decay = o.cautious_decay}};
 }
 
 Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions options)

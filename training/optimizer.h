@@ -1,6 +1,6 @@
 // The optimizer over this rank's share of a store's parameters: global gradient norm, clipping and
-// update, each in one pass. AdamW updates all elements, or Muon the matrices of blocks and AdamW the
-// rest.
+// update, each in one pass. AdamW updates all elements, or Muon the matrices of blocks and AdamW
+// the rest.
 #pragma once
 #include <optional>
 #include <string>

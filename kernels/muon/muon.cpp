@@ -1,6 +1,7 @@
 #include "kernels/muon/muon.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "device/profile.h"
 #include "kernels/blocks.h"
@@ -41,7 +42,7 @@ void add_momentum(const MuonSegment& segment, int64_t first, int64_t count, cons
     }
 }
 
-template <bool write_weights, class T>
+template <bool write_weights, bool cautious, class T>
 void update(const MuonSegment& segment, int64_t first, int64_t count, const MuonStep& args) {
     bf16* const weights = write_weights ? segment.weights + first : nullptr;
     float* const master = segment.master + first;
@@ -50,7 +51,9 @@ void update(const MuonSegment& segment, int64_t first, int64_t count, const Muon
                 scale = segment.scale;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
-        const float theta = master[i] - rate * (scale * to_float(values[i]) + decay * master[i]);
+        const float value = to_float(values[i]),
+                    of_element = cautious && value * master[i] < 0 ? 0.0f : decay,
+                    theta = master[i] - rate * (scale * value + of_element * master[i]);
         master[i] = theta;
         if (write_weights) store(weights[i], theta);
     }
@@ -88,10 +91,16 @@ void muon_update(Stream& stream, std::span<const MuonSegment> segments, const Mu
     if (changes_nothing(*args.state)) return;
     with_float_type(args.dtype, [&]<class T>(T) {
         for_each_block(segments, [&](const MuonSegment& segment, int64_t first, int64_t count) {
-            if (segment.weights)
-                update<true, T>(segment, first, count, args);
+            const auto with = [&]<bool cautious>(std::bool_constant<cautious>) {
+                if (segment.weights)
+                    update<true, cautious, T>(segment, first, count, args);
+                else
+                    update<false, cautious, T>(segment, first, count, args);
+            };
+            if (args.cautious_decay)
+                with(std::true_type());
             else
-                update<false, T>(segment, first, count, args);
+                with(std::false_type());
         });
     });
 }

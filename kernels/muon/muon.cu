@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(threads)
 template <class T>
 __global__ void __launch_bounds__(threads)
     update(const __grid_constant__ Group<MuonSegment> group, float rate, float weight_decay,
-           const StepState* state) {
+           bool cautious, const StepState* state) {
     if (changes_nothing(*state)) return;
     const Range range = range_of(group, blockIdx.x);
     const MuonSegment& segment = group.segments[range.segment];
@@ -82,7 +82,8 @@ __global__ void __launch_bounds__(threads)
         segment.weights ? reinterpret_cast<__nv_bfloat16*>(segment.weights) + range.first : nullptr;
     const float decay = segment.decay ? weight_decay : 0.0f, scale = segment.scale;
     const auto step = [&](float& theta, T value) {
-        theta -= rate * (scale * to_float(value) + decay * theta);
+        const float v = to_float(value), of_element = cautious && v * theta < 0 ? 0.0f : decay;
+        theta -= rate * (scale * v + of_element * theta);
     };
     const int in_packs = packed(range.count, master, values, weights),
               thread = static_cast<int>(threadIdx.x);
@@ -123,7 +124,7 @@ void muon_update(Stream& stream, std::span<const MuonSegment> segments, const Mu
         using T = decltype(type);
         for_each_group(segments, [&](const Group<MuonSegment>& group) {
             update<T><<<group.blocks, threads, 0, stream_of(stream)>>>(
-                group, args.learning_rate, args.weight_decay, args.state);
+                group, args.learning_rate, args.weight_decay, args.cautious_decay, args.state);
             CUDA_CHECK_LAUNCH();
         });
     });

@@ -33,7 +33,8 @@ struct MuonSegment {
 struct MuonStep {
     float learning_rate = 0, momentum = 0, weight_decay = 0;
     bool nesterov = true;
-    DType dtype = DType::bf16;  // of `values`
+    DType dtype = DType::bf16;    // of `values`
+    bool cautious_decay = false;  // decay is 0 where values·θ < 0
     const StepState* state = nullptr;
 };
 

@@ -48,8 +48,8 @@ struct MatrixGroup {
 };
 
 /// All matrices become their orthogonal factors U·Vᵀ, approximately. Products are summed in fp32,
-/// and every intermediate matrix is rounded to dtype. With m = min(rows, cols), n = max(rows, cols),
-/// a step has the products
+/// and every intermediate matrix is rounded to dtype. With m = min(rows, cols) and n = max(rows,
+/// cols), a step has the products
 ///
 ///   A = X·Xᵀ                  m²·n FLOPs: half of it is computed, and mirrored
 ///   P = A·A                   m³, the same

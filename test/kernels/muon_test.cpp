@@ -74,14 +74,15 @@ TEST_CASE("Muon's momentum and update are as the contract says", "[cuda]") {
         const Segments segments(dtype);
         const SharedArray<StepState> state(1);
         *state.data() = {.multiplier = 0.375f};
-        const bool nesterov = random_int(0, 1) == 1;
+        const bool nesterov = random_int(0, 1) == 1, cautious = random_int(0, 1) == 1;
         const MuonStep step{.learning_rate = 0.01f,
                             .momentum = 0.95f,
                             .weight_decay = 0.1f,
                             .nesterov = nesterov,
                             .dtype = dtype,
+                            .cautious_decay = cautious,
                             .state = state.data()};
-        CAPTURE(name_of(dtype), nesterov);
+        CAPTURE(name_of(dtype), nesterov, cautious);
         std::vector<std::vector<double>> momentum, master;
         for (const auto& one : segments.all) {
             momentum.push_back(one->momentum.values());
@@ -120,9 +121,10 @@ TEST_CASE("Muon's momentum and update are as the contract says", "[cuda]") {
         muon_update(stream, list, step);
         for (size_t s = 0; s < segments.all.size(); ++s) {
             const Segments::One& one = *segments.all[s];
-            const double decay = one.decay ? double{step.weight_decay} : 0.0;
             for (size_t i = 0; i < master[s].size(); ++i) {
-                const double theta = master[s][i],
+                const double theta = master[s][i];
+                const bool decays = one.decay && !(cautious && theta * one.direction[i] < 0);
+                const double decay = decays ? double{step.weight_decay} : 0.0,
                              change = double{one.scale} * one.direction[i] + decay * theta;
                 expect(one.master[i], theta - rate * change,
                        std::abs(theta) + rate * (std::abs(double{one.scale} * one.direction[i]) +

@@ -85,8 +85,8 @@ inline std::string name_of(const MeshCase& c) {
     return concat("tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ",
                   c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype,
                   ", context ", c.context, c.has_documents ? ", documents" : "",
-                  c.exact ? ", exact" : "", c.muon ? ", muon" : "", ", pipeline ", c.pipeline.ranks, " ",
-                  c.pipeline.schedule, " × ", c.pipeline.per_rank);
+                  c.exact ? ", exact" : "", c.muon ? ", muon" : "", ", pipeline ", c.pipeline.ranks,
+                  " ", c.pipeline.schedule, " × ", c.pipeline.per_rank);
 }
 
 /// The configuration of a case, the same for the same seed; of one rank if `split` is false.

@@ -276,6 +276,9 @@ ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, n
     PASS_ON(ncclRecv, data, count, type, peer, comm, stream);
 }
 
+ncclResult_t ncclGroupStart() { PASS_ON(ncclGroupStart, ); }
+ncclResult_t ncclGroupEnd() { PASS_ON(ncclGroupEnd, ); }
+
 ncclResult_t ncclCommRegister(ncclComm_t comm, void* data, size_t bytes, void** handle) {
     const Call call(comm);
     const std::string refusing = setting("OBSERVED_NCCL_REFUSES");

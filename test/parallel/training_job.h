@@ -204,8 +204,8 @@ inline std::vector<Json> metrics_of(const std::string& run) {
 using Tensors = std::map<std::string, std::vector<float>>;
 
 /// Weights ("weights/NAME"), and of all optimizer files together masters and moments
-/// ("master/NAME", "m/NAME", "v/NAME"), of which each element must be in exactly one. Muon's matrices
-/// have no v.
+/// ("master/NAME", "m/NAME", "v/NAME"), of which each element must be in exactly one. Muon's
+/// matrices have no v.
 inline Tensors state_of(const std::string& run, int64_t step) {
     const fs::path checkpoint = fs::path(run) / step_folder(step);
     Tensors all;
