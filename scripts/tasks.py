@@ -221,7 +221,7 @@ def mmlu(published, folder):
 
         before = about + "".join(f"{lettered(q, texts)} {'ABCD'[gold]}\n\n" for q, texts, gold in examples[:5])
         letters += [choices(before + lettered(q, texts), list("ABCD"), gold) for q, texts, gold in rows]
-        before = about + "".join(f"Question: {q}\nAnswer: {texts[gold]}\n\n" for q, texts, gold in examples[:5])
+        before = about.replace("multiple choice ", "") + "".join(f"Question: {q}\nAnswer: {texts[gold]}\n\n" for q, texts, gold in examples[:5])
         cloze += [choices(f"{before}Question: {q}\nAnswer:", texts, gold) for q, texts, gold in rows]
     if not letters:
         stop(f"{published.path} has no questions; it is not what was published")

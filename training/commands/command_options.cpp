@@ -112,7 +112,8 @@ void add_train_command(CLI::App& app, CommandLine& line) {
 
 void add_sweep_command(CLI::App& app, CommandLine& line) {
     CLI::App* sweep = app.add_subcommand(
-        "sweep", "Train every combination of some keys' values, in folders of their own in run_dir");
+        "sweep",
+        "Train every combination of some keys' values, in folders of their own in run_dir");
     add_config(sweep, line);
     sweep
         ->add_option("--vary", line.sweep.vary,
@@ -397,7 +398,7 @@ void add_config_command(CLI::App& app, CommandLine& line) {
                        ->excludes(markdown);
     config
         ->add_option("--depth", line.depth,
-                     "Print a configuration for a Llama of so many layers instead, by published "
+                     "Print a configuration for a model of so many layers instead, by published "
                      "rules; stderr says by which")
         ->check(CLI::Range(1, most_depth))
         ->type_name("LAYERS")

@@ -222,7 +222,7 @@ struct Config {
 
     struct Batch {
         int64_t tokens_per_step = 524288;
-        /// Batch warm-up (BatchWarmup in schedule.h): a step's tokens grow from
+        /// Batch warm-up (plan_steps() in schedule.h): a step's tokens grow from
         /// warmup_tokens_per_step to tokens_per_step over the first warmup_tokens. 0: none.
         int64_t warmup_tokens = 0, warmup_tokens_per_step = 0;
         int micro_batch = 0;      // sequences; 0: chosen by fit_into() (fit.h)

@@ -16,15 +16,18 @@ namespace {
 double mean_of_last_tenth(const MetricsTable& training, int64_t step) {
     const int64_t after = step - std::max<int64_t>(step / 10, 1);
     const std::vector<double> losses = training.column("loss");
-    double sum = 0;
+    // If no step of the tenth was logged (log.every), the last loss before
+    double sum = 0, last = std::nan("");
     int count = 0;
     for (size_t row = 0; row < training.rows(); ++row) {
         const auto at = static_cast<int64_t>(training.step[row]);
-        if (at <= after || at > step) continue;
+        if (at > step) continue;
+        last = losses[row];
+        if (at <= after) continue;
         sum += losses[row];
         ++count;
     }
-    return count > 0 ? sum / count : std::nan("");
+    return count > 0 ? sum / count : last;
 }
 
 }  // namespace

@@ -220,9 +220,12 @@ void Sweep::halve(size_t point) {
             order.emplace_back(std::isfinite(loss) ? loss : HUGE_VAL, c);
     }
     std::ranges::stable_sort(order);
+    if (order.empty() || order[0].first == HUGE_VAL)
+        return say_("--halve stops nothing: no run has a loss yet");
     for (size_t i = (order.size() + 1) / 2; i < order.size(); ++i) {
         for (SweptRun& run : runs_)
-            if (run.combination == order[i].second && run.state != State::failed)
+            if (run.combination == order[i].second && run.state != State::failed &&
+                run.state != State::finished)
                 run.state = State::halved;
         say_(concat(
             "--halve stops ", describe(plan_.keys, plan_.combinations[order[i].second].values),
