@@ -128,7 +128,7 @@ TEST_CASE("MMLU is asked by letters and by texts, after five examples of its sub
     const auto mmlu = converted(server, "mmlu", {"mmlu", "mmlu_cloze"});
     std::string letters =
         "The following are multiple choice questions (with answers) about world history.\n\n";
-    std::string cloze = letters;
+    std::string cloze = "The following are questions (with answers) about world history.\n\n";
     for (int i = 0; i < 5; ++i) {
         letters += concat("e", i, "\nA. k\nB. l\nC. m\nD. n\nAnswer: ", "ABCDA"[i], "\n\n");
         cloze += concat("Question: e", i, "\nAnswer: ", "klmnk"[i], "\n\n");
