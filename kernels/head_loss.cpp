@@ -8,6 +8,7 @@
 #include "kernels/exp_math.h"
 #include "kernels/lanes.h"
 #include "kernels/linear/linear.h"
+#include "kernels/softcap_math.h"
 
 namespace train_gpt {
 
@@ -19,15 +20,15 @@ struct RowStats {
     float max, sum, target;
 };
 
-/// Row statistics over z[0..columns); target is an index into z, or out of range.
-template <class T>
-RowStats row_stats(const T* z, int64_t columns, int64_t target) {
+/// Row statistics over the capped z[0..columns); target is an index into z, or out of range.
+template <class T, class Cap>
+RowStats row_stats(const T* z, int64_t columns, int64_t target, Cap cap) {
     RowStats stats;
-    stats.max = lane_max(columns, [=](int64_t j) { return to_float(z[j]); });
+    stats.max = cap(lane_max(columns, [=](int64_t j) { return to_float(z[j]); }));
     const float max = stats.max;
-    stats.sum = lane_sum(columns, [=](int64_t j) { return fast_exp(to_float(z[j]) - max); });
+    stats.sum = lane_sum(columns, [=](int64_t j) { return fast_exp(cap(to_float(z[j])) - max); });
     const bool here = target >= 0 && target < columns;
-    stats.target = here ? to_float(z[target]) : -std::numeric_limits<float>::infinity();
+    stats.target = here ? cap(to_float(z[target])) : -std::numeric_limits<float>::infinity();
     return stats;
 }
 
@@ -36,23 +37,34 @@ float softmax_factor(float max, float sum, float z_loss) {
     return z_loss == 0 ? 1 : 1 + 2 * z_loss * (std::log(sum) + max);
 }
 
-/// z[0..columns) becomes factor · softmax − one-hot(target), z[columns..padded) zero.
+/// A row of logits, of which `columns` are in the vocabulary, and the target's index among them.
 template <class T>
-void row_backward(T* z, int64_t columns, int64_t padded, float max, float sum, float factor,
-                  int64_t target) {
+struct Row {
+    T* z;
+    int64_t columns, padded, target;
+};
+
+/// The row becomes factor · softmax − one-hot(target), times the cap's slope; its padding zero.
+template <class T, class Cap>
+void row_backward(const Row<T>& row, float max, float sum, float factor, Cap cap) {
+    T* z = row.z;
     const float scale = factor / sum;
-    const bool here = target >= 0 && target < columns;
-    const float at_target = here ? fast_exp(to_float(z[target]) - max) * scale - 1.0f : 0.0f;
+    const auto of = [=](int64_t j, float minus) {
+        const float capped = cap(to_float(z[j]));
+        return (fast_exp(capped - max) * scale - minus) * cap.slope(capped);
+    };
+    const bool here = row.target >= 0 && row.target < row.columns;
+    const float at_target = here ? of(row.target, 1.0f) : 0.0f;
 #pragma omp simd
-    for (int64_t j = 0; j < columns; ++j) store(z[j], fast_exp(to_float(z[j]) - max) * scale);
-    if (here) store(z[target], at_target);
-    std::fill(z + columns, z + padded, T{});
+    for (int64_t j = 0; j < row.columns; ++j) store(z[j], of(j, 0.0f));
+    if (here) store(z[row.target], at_target);
+    std::fill(z + row.columns, z + row.padded, T{});
 }
 
 /// Losses of one chunk of rows, which begins at row `first`, and with dx, dz in place of the logits
 /// while the row is in cache.
-template <class T>
-void chunk_loss(const HeadLoss& args, int64_t first, Tensor logits) {
+template <class T, class Cap>
+void chunk_loss(const HeadLoss& args, int64_t first, Tensor logits, Cap cap) {
     const int64_t rows = logits.rows(), Vp = logits.cols(), V = args.V;
     const int32_t* targets = args.targets + first;
     float* losses = args.losses + first;
@@ -66,11 +78,11 @@ void chunk_loss(const HeadLoss& args, int64_t first, Tensor logits) {
             if (backward) std::fill_n(z, Vp, T{});
             continue;
         }
-        const RowStats stats = row_stats(z, V, target);
+        const RowStats stats = row_stats(z, V, target, cap);
         losses[row] = std::log(stats.sum) + (stats.max - stats.target);
         if (backward)
-            row_backward(z, V, Vp, stats.max, stats.sum,
-                         softmax_factor(stats.max, stats.sum, args.z_loss), target);
+            row_backward(Row<T>{z, V, Vp, target}, stats.max, stats.sum,
+                         softmax_factor(stats.max, stats.sum, args.z_loss), cap);
     }
 }
 
@@ -78,7 +90,12 @@ void chunk_loss(const HeadLoss& args, int64_t first, Tensor logits) {
 void chunk_loss_of_part(Stream& stream, const HeadLoss& args, int64_t first, Tensor logits) {
     const Tensor stats = args.stats.row_range(0, logits.rows());
     const int32_t* targets = args.targets + first;
-    softmax_stats(stream, stats, logits, targets, args.first_column, args.V);
+    softmax_stats(stream, {.stats = stats,
+                           .logits = logits,
+                           .targets = targets,
+                           .first_column = args.first_column,
+                           .columns = args.V,
+                           .softcap = args.softcap});
     args.combine(stream, stats);
     losses_of_stats(stream, args.losses + first, stats, targets);
     if (args.dx)
@@ -87,7 +104,8 @@ void chunk_loss_of_part(Stream& stream, const HeadLoss& args, int64_t first, Ten
                                   .targets = targets,
                                   .first_column = args.first_column,
                                   .columns = args.V,
-                                  .z_loss = args.z_loss});
+                                  .z_loss = args.z_loss,
+                                  .softcap = args.softcap});
 }
 
 }  // namespace
@@ -107,8 +125,10 @@ void head_loss(Stream& stream, const HeadLoss& args) {
         if (args.combine) {
             chunk_loss_of_part(stream, args, first, logits);
         } else {
-            with_float_type(logits.dtype,
-                            [&](auto type) { chunk_loss<decltype(type)>(args, first, logits); });
+            with_float_type(logits.dtype, [&](auto type) {
+                with_cap(args.softcap,
+                         [&](auto cap) { chunk_loss<decltype(type)>(args, first, logits, cap); });
+            });
         }
         if (!args.dx) continue;
         linear_backward_input(stream,
@@ -119,38 +139,40 @@ void head_loss(Stream& stream, const HeadLoss& args) {
     }
 }
 
-void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits) {
-    TRAIN_GPT_ON_CUDA(stream.device, head_logits(stream, out, x, w, scratch_logits));
-    const int64_t R = x.rows(), V = out.cols(), Vp = w.rows();
-    const Tensor logits = scratch_logits.row_range(0, R);
-    linear_forward(stream, {.out = logits, .x = x, .w = w});
+void head_logits(Stream& stream, const HeadLogits& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, head_logits(stream, args));
+    const int64_t R = args.x.rows(), V = args.out.cols(), Vp = args.w.rows();
+    const Tensor logits = args.logits.row_range(0, R);
+    linear_forward(stream, {.out = logits, .x = args.x, .w = args.w});
     with_float_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
-        for (int64_t row = 0; row < R; ++row) {
-            const T* z = logits.as<T>() + row * Vp;
-            float* out_row = out.as<float>() + row * V;
+        with_cap(args.softcap, [&](auto cap) {
+            for (int64_t row = 0; row < R; ++row) {
+                const T* z = logits.as<T>() + row * Vp;
+                float* out_row = args.out.as<float>() + row * V;
 #pragma omp simd
-            for (int64_t j = 0; j < V; ++j) out_row[j] = to_float(z[j]);
-        }
+                for (int64_t j = 0; j < V; ++j) out_row[j] = cap(to_float(z[j]));
+            }
+        });
     });
 }
 
-void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
-                   int64_t first_column, int64_t columns) {
-    TRAIN_GPT_ON_CUDA(stream.device,
-                      softmax_stats(stream, stats, logits, targets, first_column, columns));
-    const int64_t rows = logits.rows(), Vp = logits.cols();
-    with_float_type(logits.dtype, [&](auto type) {
+void softmax_stats(Stream& stream, const SoftmaxStats& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, softmax_stats(stream, args));
+    const int64_t rows = args.logits.rows(), Vp = args.logits.cols();
+    with_float_type(args.logits.dtype, [&](auto type) {
         using T = decltype(type);
+        with_cap(args.softcap, [&](auto cap) {
 #pragma omp parallel for schedule(static)
-        for (int64_t row = 0; row < rows; ++row) {
-            const RowStats of_row =
-                row_stats(logits.as<T>() + row * Vp, columns, targets[row] - first_column);
-            float* out = stats.as<float>() + 3 * row;
-            out[0] = of_row.max;
-            out[1] = of_row.sum;
-            out[2] = of_row.target;
-        }
+            for (int64_t row = 0; row < rows; ++row) {
+                const RowStats of_row = row_stats(args.logits.as<T>() + row * Vp, args.columns,
+                                                  args.targets[row] - args.first_column, cap);
+                float* out = args.stats.as<float>() + 3 * row;
+                out[0] = of_row.max;
+                out[1] = of_row.sum;
+                out[2] = of_row.target;
+            }
+        });
     });
 }
 
@@ -189,18 +211,19 @@ void softmax_backward(Stream& stream, const SoftmaxBackward& args) {
     const int64_t rows = args.logits.rows(), Vp = args.logits.cols();
     with_float_type(args.logits.dtype, [&](auto type) {
         using T = decltype(type);
+        with_cap(args.softcap, [&](auto cap) {
 #pragma omp parallel for schedule(static)
-        for (int64_t row = 0; row < rows; ++row) {
-            T* z = args.logits.as<T>() + row * Vp;
-            const float* of_row = args.stats.as<float>() + 3 * row;
-            if (args.targets[row] == ignored_target) {
-                std::fill_n(z, Vp, T{});
-            } else {
-                row_backward(z, args.columns, Vp, of_row[0], of_row[1],
-                             softmax_factor(of_row[0], of_row[1], args.z_loss),
-                             args.targets[row] - args.first_column);
+            for (int64_t row = 0; row < rows; ++row) {
+                T* z = args.logits.as<T>() + row * Vp;
+                const float* of_row = args.stats.as<float>() + 3 * row;
+                if (args.targets[row] == ignored_target)
+                    std::fill_n(z, Vp, T{});
+                else
+                    row_backward(Row<T>{z, args.columns, Vp, args.targets[row] - args.first_column},
+                                 of_row[0], of_row[1],
+                                 softmax_factor(of_row[0], of_row[1], args.z_loss), cap);
             }
-        }
+        });
     });
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/cuda_cluster.cuh"
 #include "kernels/head_loss.h"
 #include "kernels/linear/linear.h"
+#include "kernels/softcap_math.cuh"
 
 namespace train_gpt::cuda {
 
@@ -183,7 +184,7 @@ struct Row {
 constexpr int group_packs = 4, max_groups = 8;
 constexpr size_t max_shared_row_bytes = size_t{16} * group_packs * max_groups * row_threads;
 
-/// The largest logit of a row and the sum of the powers relative to it.
+/// The largest capped logit of a row and the sum of the powers relative to it.
 template <class T>
 struct RowSum {
     float max, sum;
@@ -196,9 +197,10 @@ struct RowSum {
 };
 
 /// A thread's part of a RowSum, with a running maximum: each add() rescales the sum before it.
-template <class T>
+template <class T, class Cap>
 struct PartialSum {
-    Largest<T> largest;
+    Cap cap;
+    Largest<T> largest = {};  // of the logits as they are: a cap does not change their order
     Powers<T> powers{-infinity};
     float sum = 0;
 
@@ -206,14 +208,14 @@ struct PartialSum {
     __device__ __forceinline__ void add(const Pack<T> (&packs)[n]) {
 #pragma unroll
         for (int i = 0; i < n; ++i) largest.add(packs[i]);
-        const Powers<T> now(largest.get());
+        const Powers<T> now(cap(largest.get()));
         float of_packs = 0;
 #pragma unroll
         for (int i = 0; i < n; ++i) {
             float z[Pack<T>::size];
             unpack(z, packs[i]);
 #pragma unroll
-            for (int e = 0; e < Pack<T>::size; ++e) of_packs += now.at(z[e]);
+            for (int e = 0; e < Pack<T>::size; ++e) of_packs += now.at(cap(z[e]));
         }
         sum = sum * powers.to(now) + of_packs;
         powers = now;
@@ -223,11 +225,11 @@ struct PartialSum {
 /// Adds up a row in one pass. pack_at(i) is pack i of the row; wait_for_group() is called before
 /// each group of packs, wait_for_all() before the packs after the last whole group. `maxima` and
 /// `sums`: shared memory for one number per warp.
-template <class T, class PackAt, class WaitForGroup, class WaitForAll>
-__device__ __forceinline__ RowSum<T> sum_of_row(int packs, float* maxima, float* sums,
+template <class T, class Cap, class PackAt, class WaitForGroup, class WaitForAll>
+__device__ __forceinline__ RowSum<T> sum_of_row(int packs, Cap cap, float* maxima, float* sums,
                                                 PackAt&& pack_at, WaitForGroup&& wait_for_group,
                                                 WaitForAll&& wait_for_all) {
-    PartialSum<T> part;
+    PartialSum<T, Cap> part{cap};
     int pack = static_cast<int>(threadIdx.x);
 #pragma unroll 1
     for (; pack + (group_packs - 1) * row_threads < packs; pack += group_packs * row_threads) {
@@ -243,7 +245,7 @@ __device__ __forceinline__ RowSum<T> sum_of_row(int packs, float* maxima, float*
         const Pack<T> one[] = {pack_at(pack)};
         part.add(one);
     }
-    const float max = block_max(part.largest.get(), maxima);
+    const float max = cap(block_max(part.largest.get(), maxima));
     const Powers<T> powers(max);
     return {max, block_sum(part.sum * part.powers.to(powers), sums), powers};
 }
@@ -254,23 +256,36 @@ __device__ __forceinline__ float softmax_factor(float max, float sum_of_exponent
     return z_loss == 0 ? 1.0f : 1.0f + 2.0f * z_loss * (logf(sum_of_exponentials) + max);
 }
 
-/// Writes dz of a row: factor · softmax, then the target's column if the row has it. The thread
-/// that wrote the pack with this column overwrites the column, so no barrier is needed. pack_at(i)
-/// is pack i of the logits.
-template <class T, class PackAt>
-__device__ __forceinline__ void write_gradient(const Row<T>& row, const Powers<T>& powers,
-                                               float sum, float factor, int64_t target,
-                                               float target_logit, PackAt&& pack_at) {
-    const float scale = factor / sum;
+/// What dz of a row is computed from, besides its logits: factor · softmax, where the powers have
+/// this sum; the target's column, if the row has it, and its capped logit.
+template <class T>
+struct RowGradient {
+    Powers<T> powers;
+    float sum, factor;
+    int64_t target;
+    float target_logit;
+};
+
+/// Writes dz of a row, then the target's column. The thread that wrote the pack with this column
+/// overwrites the column, so no barrier is needed. pack_at(i) is pack i of the logits.
+template <class T, class Cap, class PackAt>
+__device__ __forceinline__ void write_gradient(const Row<T>& row, const RowGradient<T>& g, Cap cap,
+                                               PackAt&& pack_at) {
+    const float scale = g.factor / g.sum;
     row.fill([&](int i) {
         float z[Pack<T>::size];
         unpack(z, pack_at(i));
 #pragma unroll
-        for (float& value : z) value = powers.at(value) * scale;
+        for (float& value : z) {
+            const float capped = cap(value);
+            value = g.powers.at(capped) * scale * cap.slope(capped);
+        }
         return pack<T>(z);
     });
-    if (target >= 0 && target < row.columns && target / Row<T>::size % row_threads == threadIdx.x)
-        row.data[target] = from_float<T>(powers.at(target_logit) * factor / sum - 1.0f);
+    if (g.target >= 0 && g.target < row.columns &&
+        g.target / Row<T>::size % row_threads == threadIdx.x)
+        row.data[g.target] = from_float<T>((g.powers.at(g.target_logit) * g.factor / g.sum - 1.0f) *
+                                           cap.slope(g.target_logit));
 }
 
 /// The RowSum of a whole row from those of its parts, one in each block of a cluster. `shared`:
@@ -295,10 +310,10 @@ __device__ __forceinline__ RowSum<T> sum_of_parts(const RowSum<T>& part, float* 
 /// Losses of a chunk of rows and, if `backward`, dz in place of the logits [rows, Vp]. A block, or
 /// if in_cluster, a cluster of blocks takes one row, adds it up while it arrives in `shared_packs`,
 /// and reads it there once more. Each thread works on packs that it copied itself.
-template <class T, bool in_cluster>
+template <class T, bool in_cluster, class Cap>
 __global__ void __launch_bounds__(row_threads, 2)
     loss_in_shared_memory(T* logits, int Vp, int V, const int32_t* targets, float* losses,
-                          bool backward, float z_loss) {
+                          bool backward, float z_loss, const Cap cap) {
     extern __shared__ uint4 shared_packs[];
     __shared__ float maxima[row_warps], sums[row_warps], part_sum[2];
     using Blocks = Cluster<in_cluster>;
@@ -335,38 +350,40 @@ __global__ void __launch_bounds__(row_threads, 2)
         __pipeline_wait_prior(max_groups);
     };
     const RowSum<T> total =
-        sum_of_parts<T, Blocks>(sum_of_row<T>(row.packs, maxima, sums, pack_at, wait_for_group,
+        sum_of_parts<T, Blocks>(sum_of_row<T>(row.packs, cap, maxima, sums, pack_at, wait_for_group,
                                               [] { __pipeline_wait_prior(0); }),
                                 part_sum);
     Blocks::arrive();
     const bool has_target = target >= 0 && target < row.columns;
     const bool is_wrong = first == 0 && (target < 0 || target >= V);  // its loss is infinite
-    const float target_logit = has_target ? to_float(z[target]) : -infinity;
+    const float target_logit = has_target ? cap(to_float(z[target])) : -infinity;
     if (threadIdx.x == 0 && (has_target || is_wrong))
         losses[index] = logf(total.of_exponentials()) + (total.max - target_logit);
     if (backward)
-        write_gradient(row, total.powers, total.sum,
-                       softmax_factor(total.max, total.of_exponentials(), z_loss), target,
-                       target_logit, pack_at);
+        write_gradient(row,
+                       RowGradient<T>{total.powers, total.sum,
+                                      softmax_factor(total.max, total.of_exponentials(), z_loss),
+                                      target, target_logit},
+                       cap, pack_at);
     Blocks::wait();  // until all have read this block's sum
 }
 
-/// Row statistics (max, Σ exp(z − max), z_target) over the first `columns` of logits [rows, Vp],
-/// and the losses computed from them if `losses` is not null. Reads each row once.
-template <class T>
+/// Row statistics (max, Σ exp(z − max), z_target) over the first `columns` of the capped logits
+/// [rows, Vp], and the losses computed from them if `losses` is not null. Reads each row once.
+template <class T, class Cap>
 __global__ void __launch_bounds__(row_threads)
     row_statistics(float* stats, float* losses, T* logits, int Vp, int columns,
-                   const int32_t* targets, int64_t first_column) {
+                   const int32_t* targets, int64_t first_column, const Cap cap) {
     __shared__ float maxima[row_warps], sums[row_warps];
     const Row<T> row(logits + int64_t{blockIdx.x} * Vp, columns, Vp);
     const auto pack_at = [&](int i) { return row.load(i); };
     const auto no_wait = [] {};
-    const RowSum<T> total = sum_of_row<T>(row.packs, maxima, sums, pack_at, no_wait, no_wait);
+    const RowSum<T> total = sum_of_row<T>(row.packs, cap, maxima, sums, pack_at, no_wait, no_wait);
     if (threadIdx.x != 0) return;
     const int32_t target = targets[blockIdx.x];
     const int64_t column = target - first_column;
     const bool here = target != ignored_target && column >= 0 && column < columns;
-    const float target_logit = here ? to_float(row.data[column]) : -infinity;
+    const float target_logit = here ? cap(to_float(row.data[column])) : -infinity;
     float* const out = stats + 3 * int64_t{blockIdx.x};
     out[0] = total.max;
     out[1] = total.of_exponentials();
@@ -405,10 +422,10 @@ __global__ void __launch_bounds__(256)
 }
 
 /// dz in place of logits [rows, Vp], from row statistics over the whole vocabulary.
-template <class T>
+template <class T, class Cap>
 __global__ void __launch_bounds__(row_threads)
     row_gradient(T* logits, const float* stats, int Vp, int columns, const int32_t* targets,
-                 int64_t first_column, float z_loss) {
+                 int64_t first_column, float z_loss, const Cap cap) {
     const Row<T> row(logits + int64_t{blockIdx.x} * Vp, columns, Vp);
     const int32_t target = targets[blockIdx.x];
     if (target == ignored_target) {
@@ -417,21 +434,24 @@ __global__ void __launch_bounds__(row_threads)
     }
     const float* const of_row = stats + 3 * int64_t{blockIdx.x};
     const Powers<T> powers(of_row[0]);
-    write_gradient(row, powers, of_row[1] * powers.at(of_row[0]),
-                   softmax_factor(of_row[0], of_row[1], z_loss), target - first_column, of_row[2],
-                   [&](int i) { return row.load(i); });
+    write_gradient(row,
+                   RowGradient<T>{powers, of_row[1] * powers.at(of_row[0]),
+                                  softmax_factor(of_row[0], of_row[1], z_loss),
+                                  target - first_column, of_row[2]},
+                   cap, [&](int i) { return row.load(i); });
 }
 
-/// out [R, V] = logits [R, Vp] without the padding, in fp32. Blocks of (row, tile of columns).
+/// out [R, V] = the capped logits [R, Vp] without the padding, in fp32. Blocks of (row, tile of
+/// columns).
 constexpr int cast_threads = 256, cast_columns = 4 * cast_threads;
-template <class T>
+template <class T, class Cap>
 __global__ void __launch_bounds__(cast_threads)
-    cast_rows(float* out, const T* logits, int64_t V, int64_t Vp) {
+    cast_rows(float* out, const T* logits, int64_t V, int64_t Vp, const Cap cap) {
     const int64_t row = blockIdx.x, tile = int64_t{blockIdx.y} * cast_columns;
 #pragma unroll
     for (int i = 0; i < cast_columns; i += cast_threads) {
         const int64_t column = tile + i + threadIdx.x;
-        if (column < V) out[row * V + column] = to_float(logits[row * Vp + column]);
+        if (column < V) out[row * V + column] = cap(to_float(logits[row * Vp + column]));
     }
 }
 
@@ -476,13 +496,22 @@ unsigned blocks_for(const Tensor& logits) {
     return static_cast<unsigned>(logits.rows());
 }
 
-void launch_statistics(Stream& stream, float* stats, float* losses, Tensor logits,
-                       const int32_t* targets, int64_t first_column, int64_t columns) {
-    with_element_type(logits.dtype, [&](auto type) {
-        using T = decltype(type);
-        row_statistics<T><<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
-            stats, losses, static_cast<T*>(logits.data), static_cast<int>(logits.cols()),
-            static_cast<int>(columns), targets, first_column);
+/// Calls f with the element type of logits and their cap.
+template <class F>
+decltype(auto) with_element_and_cap(DType dtype, float softcap, F&& f) {
+    return with_element_type(dtype, [&](auto type) {
+        return with_cap<decltype(type)>(softcap, [&](auto cap) { return f(type, cap); });
+    });
+}
+
+/// And the losses if `losses` is not null.
+void launch_statistics(Stream& stream, const SoftmaxStats& args, float* losses) {
+    const Tensor& logits = args.logits;
+    with_element_and_cap(logits.dtype, args.softcap, [&](auto type, auto cap) {
+        row_statistics<<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
+            args.stats.as<float>(), losses, static_cast<decltype(type)*>(logits.data),
+            static_cast<int>(logits.cols()), static_cast<int>(args.columns), args.targets,
+            args.first_column, cap);
         CUDA_CHECK_LAUNCH();
     });
 }
@@ -498,7 +527,7 @@ bool fits_block(const DeviceLimits& limits, size_t row_bytes) {
 }
 
 /// Launches loss_in_shared_memory for rows of logits. Returns false if no cluster can hold a row.
-template <class T, class... Args>
+template <class T, class Cap, class... Args>
 bool launch_in_shared_memory(Stream& stream, unsigned rows, size_t row_bytes, const Args&... args) {
     const DeviceLimits& limits = limits_of(stream);
     const auto prepare = [](auto kernel, size_t bytes) {
@@ -508,7 +537,7 @@ bool launch_in_shared_memory(Stream& stream, unsigned rows, size_t row_bytes, co
                                         cudaSharedmemCarveoutMaxShared));
     };
     if (fits_block(limits, row_bytes)) {
-        const auto kernel = loss_in_shared_memory<T, false>;
+        const auto kernel = loss_in_shared_memory<T, false, Cap>;
         prepare(kernel, row_bytes);
         kernel<<<rows, row_threads, row_bytes, stream_of(stream)>>>(args...);
         CUDA_CHECK_LAUNCH();
@@ -520,7 +549,7 @@ bool launch_in_shared_memory(Stream& stream, unsigned rows, size_t row_bytes, co
     unsigned blocks = 2;
     while (blocks < max_cluster_blocks && !fits_block(limits, 2 * part(blocks))) blocks *= 2;
     if (!fits_block(limits, part(blocks))) return false;
-    const auto kernel = loss_in_shared_memory<T, true>;
+    const auto kernel = loss_in_shared_memory<T, true, Cap>;
     ClusterLaunch launch(stream, blocks, row_threads, part(blocks));
     if (!launch.has_clusters(limits, kernel)) return false;
     prepare(kernel, part(blocks));
@@ -539,31 +568,43 @@ void chunk_loss(Stream& stream, const HeadLoss& args, int64_t first, Tensor logi
     const int32_t* targets = args.targets + first;
     float* losses = args.losses + first;
     const bool backward = static_cast<bool>(args.dx);
-    const bool launched = with_element_type(logits.dtype, [&](auto type) {
-        using T = decltype(type);
-        return launch_in_shared_memory<T>(
-            stream, blocks_for(logits), shared_row_bytes(args.V, logits.dtype),
-            static_cast<T*>(logits.data), static_cast<int>(logits.cols()), static_cast<int>(args.V),
-            targets, losses, backward, args.z_loss);
-    });
+    const bool launched =
+        with_element_and_cap(logits.dtype, args.softcap, [&](auto type, auto cap) {
+            using T = decltype(type);
+            return launch_in_shared_memory<T, decltype(cap)>(
+                stream, blocks_for(logits), shared_row_bytes(args.V, logits.dtype),
+                static_cast<T*>(logits.data), static_cast<int>(logits.cols()),
+                static_cast<int>(args.V), targets, losses, backward, args.z_loss, cap);
+        });
     if (launched) return;
     const Tensor stats{
         stream.scratch_for<float>(stats_bytes(logits.rows())), DType::fp32, {logits.rows(), 3}};
-    launch_statistics(stream, stats.as<float>(), losses, logits, targets, 0, args.V);
+    launch_statistics(stream,
+                      {.stats = stats,
+                       .logits = logits,
+                       .targets = targets,
+                       .columns = args.V,
+                       .softcap = args.softcap},
+                      losses);
     if (backward)
         cuda::softmax_backward(stream, {.logits = logits,
                                         .stats = stats,
                                         .targets = targets,
                                         .columns = args.V,
-                                        .z_loss = args.z_loss});
+                                        .z_loss = args.z_loss,
+                                        .softcap = args.softcap});
 }
 
 /// The same for a part of the vocabulary; `first` is the chunk's first row.
 void chunk_loss_of_part(Stream& stream, const HeadLoss& args, int64_t first, Tensor logits) {
     const Tensor stats = args.stats.row_range(0, logits.rows());
     const int32_t* targets = args.targets + first;
-    launch_statistics(stream, stats.as<float>(), nullptr, logits, targets, args.first_column,
-                      args.V);
+    cuda::softmax_stats(stream, {.stats = stats,
+                                 .logits = logits,
+                                 .targets = targets,
+                                 .first_column = args.first_column,
+                                 .columns = args.V,
+                                 .softcap = args.softcap});
     args.combine(stream, stats);
     cuda::losses_of_stats(stream, args.losses + first, stats, targets);
     if (args.dx)
@@ -572,7 +613,8 @@ void chunk_loss_of_part(Stream& stream, const HeadLoss& args, int64_t first, Ten
                                         .targets = targets,
                                         .first_column = args.first_column,
                                         .columns = args.V,
-                                        .z_loss = args.z_loss});
+                                        .z_loss = args.z_loss,
+                                        .softcap = args.softcap});
 }
 
 }  // namespace
@@ -597,23 +639,21 @@ void head_loss(Stream& stream, const HeadLoss& args) {
     }
 }
 
-void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits) {
-    const int64_t R = x.rows(), V = out.cols(), Vp = w.rows();
-    const Tensor logits = scratch_logits.row_range(0, R);
-    cuda::linear_forward(stream, {.out = logits, .x = x, .w = w});
-    with_element_type(logits.dtype, [&](auto type) {
-        using T = decltype(type);
+void head_logits(Stream& stream, const HeadLogits& args) {
+    const int64_t R = args.x.rows(), V = args.out.cols(), Vp = args.w.rows();
+    const Tensor logits = args.logits.row_range(0, R);
+    cuda::linear_forward(stream, {.out = logits, .x = args.x, .w = args.w});
+    with_element_and_cap(logits.dtype, args.softcap, [&](auto type, auto cap) {
         const dim3 blocks(static_cast<unsigned>(R),
                           static_cast<unsigned>(ceil_div<int64_t>(V, cast_columns)));
-        cast_rows<T><<<blocks, cast_threads, 0, stream_of(stream)>>>(
-            static_cast<float*>(out.data), static_cast<const T*>(logits.data), V, Vp);
+        cast_rows<<<blocks, cast_threads, 0, stream_of(stream)>>>(
+            args.out.as<float>(), static_cast<const decltype(type)*>(logits.data), V, Vp, cap);
         CUDA_CHECK_LAUNCH();
     });
 }
 
-void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
-                   int64_t first_column, int64_t columns) {
-    launch_statistics(stream, stats.as<float>(), nullptr, logits, targets, first_column, columns);
+void softmax_stats(Stream& stream, const SoftmaxStats& args) {
+    launch_statistics(stream, args, nullptr);
 }
 
 void combine_softmax_stats(Stream& stream, Tensor stats, Tensor of_parts) {
@@ -633,11 +673,11 @@ void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t*
 
 void softmax_backward(Stream& stream, const SoftmaxBackward& args) {
     const Tensor& logits = args.logits;
-    with_element_type(logits.dtype, [&](auto type) {
-        using T = decltype(type);
-        row_gradient<T><<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
-            static_cast<T*>(logits.data), args.stats.as<float>(), static_cast<int>(logits.cols()),
-            static_cast<int>(args.columns), args.targets, args.first_column, args.z_loss);
+    with_element_and_cap(logits.dtype, args.softcap, [&](auto type, auto cap) {
+        row_gradient<<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
+            static_cast<decltype(type)*>(logits.data), args.stats.as<float>(),
+            static_cast<int>(logits.cols()), static_cast<int>(args.columns), args.targets,
+            args.first_column, args.z_loss, cap);
         CUDA_CHECK_LAUNCH();
     });
 }

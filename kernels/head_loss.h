@@ -9,11 +9,12 @@
 
 namespace train_gpt {
 
-/// With z = x·wᵀ (row r, vocabulary entries j < V; entries V <= j < Vp are padding and count as
-/// −∞):
+/// With z = x·wᵀ, or softcap·tanh(x·wᵀ / softcap) if softcap is not 0 (row r, vocabulary entries
+/// j < V; entries V <= j < Vp are padding and count as −∞):
 ///   losses[r] = log Σ_j exp z_rj − z_r,target    (nats; 0 where target is −1, which is ignored)
 /// and, when dx is given,
 ///   dz_rj = (1 + 2·z_loss·lse_r)·softmax(z_r)_j − [j = target]  (0 where ignored),
+///   dz_rj ·= 1 − (z_rj / softcap)²                               (if softcap is not 0),
 ///   dx = dz·w,  dw (+)= dzᵀ·x,  with lse_r = log Σ_j exp z_rj.
 /// These are gradients of the sum over rows of losses[r] + z_loss·lse_r², unscaled. The second term
 /// is the z-loss (Chowdhery et al. 2022, arXiv 2204.02311), which keeps the logits near zero.
@@ -35,21 +36,31 @@ struct HeadLoss {
     Tensor dx = {};
     GradientSink dw = {};
     float z_loss = 0;
+    float softcap = 0;
     int64_t first_column = 0;
     Tensor stats = {};  // fp32 [chunk, 3]; needed with combine
     std::function<void(Stream& stream, Tensor stats)> combine = {};
 };
 void head_loss(Stream& stream, const HeadLoss& args);
 
-/// logits[r, 0..V) = x·wᵀ in fp32 for a few rows (sampling). x [R, C], out fp32 [R, V],
-/// scratch_logits [R, Vp] of x's dtype.
-void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits);
+/// out[r, 0..V) = z of HeadLoss in fp32 for a few rows (sampling). x [R, C], out fp32 [R, V],
+/// w [Vp, C], logits [R, Vp] of x's dtype: memory.
+struct HeadLogits {
+    Tensor out, x, w, logits;
+    float softcap = 0;
+};
+void head_logits(Stream& stream, const HeadLogits& args);
 
-/// The steps of a head_loss whose vocabulary is split. `logits` [R, Vp] holds the columns
+/// The steps of a head_loss whose vocabulary is split. `logits` [R, Vp] holds x·wᵀ for the columns
 /// [first_column, first_column + columns) of the vocabulary, columns <= Vp. softmax_stats: per row
 /// (max, Σ exp(z − max), z_target or −∞ if the target is not in these columns), fp32 [R, 3].
-void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
-                   int64_t first_column, int64_t columns);
+struct SoftmaxStats {
+    Tensor stats, logits;
+    const int32_t* targets = nullptr;
+    int64_t first_column = 0, columns = 0;
+    float softcap = 0;
+};
+void softmax_stats(Stream& stream, const SoftmaxStats& args);
 /// Adds up the statistics of the parts of a vocabulary, of_parts [parts, R, 3], in the order of the
 /// parts. stats [R, 3] receives the statistics of the whole vocabulary, and may be one of the
 /// parts.
@@ -62,6 +73,7 @@ struct SoftmaxBackward {
     const int32_t* targets = nullptr;
     int64_t first_column = 0, columns = 0;
     float z_loss = 0;
+    float softcap = 0;
 };
 void softmax_backward(Stream& stream, const SoftmaxBackward& args);
 
@@ -92,9 +104,8 @@ Cost cost_of(const HeadLoss& args);
 
 namespace cuda {  // head_loss.cu
 void head_loss(Stream& stream, const HeadLoss& args);
-void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits);
-void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
-                   int64_t first_column, int64_t columns);
+void head_logits(Stream& stream, const HeadLogits& args);
+void softmax_stats(Stream& stream, const SoftmaxStats& args);
 void combine_softmax_stats(Stream& stream, Tensor stats, Tensor of_parts);
 void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t* targets);
 void softmax_backward(Stream& stream, const SoftmaxBackward& args);

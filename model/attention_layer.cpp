@@ -27,6 +27,7 @@ AttentionShape attention_shape(const LayerSpec& layer, DType dtype, int B, int T
             .H_kv = layer.n_kv_head,
             .D = layer.head_size,
             .scale = 1.0f / std::sqrt(static_cast<float>(layer.head_size)),
+            .softcap = static_cast<float>(layer.attention_softcap),
             .doc_start = nullptr};
 }
 

@@ -167,7 +167,8 @@ void Generator::score_normed(Stream& stream, std::span<const ScoredRow> rows, bo
                            .logits = logits_scratch_,
                            .V = spec_.vocab_size,
                            .targets = targets_.as<int32_t>(),
-                           .losses = losses_.as<float>()});
+                           .losses = losses_.as<float>(),
+                           .softcap = static_cast<float>(spec_.head_softcap)});
     }
     copy(stream, host_losses_.data, losses_.data, rows.size() * sizeof(float));
     stream.synchronize();
@@ -278,8 +279,11 @@ void Generator::final_norm(Stream& stream, Tensor x, Tensor out) {
 void Generator::compute_logits(Stream& stream, Tensor normed) {
     const UnitLease weights =
         parameters_.weights.acquire(stream, registry_.unit_of(registry_.head));
-    head_logits(stream, logits_, normed, weights.weight(registry_.head),
-                logits_scratch_.row_range(0, 1));
+    head_logits(stream, {.out = logits_,
+                         .x = normed,
+                         .w = weights.weight(registry_.head),
+                         .logits = logits_scratch_.row_range(0, 1),
+                         .softcap = static_cast<float>(spec_.head_softcap)});
     copy(stream, host_logits_.data, logits_.data, logits_.bytes());
 }
 

@@ -4,6 +4,7 @@
 
 #include "kernels/gelu.h"
 #include "kernels/linear/linear.h"
+#include "kernels/relu_squared.h"
 #include "kernels/swiglu.h"
 
 namespace train_gpt {
@@ -31,15 +32,17 @@ PartGradients mlp_gradients(const LayerSpec& layer) {
 void mlp_forward(Stream& stream, const Block& block) {
     const BlockParameters& p = block.parameters;
     const BlockActivations& a = block.activations;
-    const bool gated = block.layer.is_gated();
+    const Mlp mlp = block.layer.mlp;
+    const bool fused = mlp == Mlp::gelu;
     block.residual.for_each_chunk(stream, Lane::inputs, a.preact.rows(), [&](Range rows) {
-        linear_forward(stream, {.out = rows_of(gated ? a.preact : a.hidden, rows),
+        linear_forward(stream, {.out = rows_of(fused ? a.hidden : a.preact, rows),
                                 .x = rows_of(a.norm2, rows),
                                 .w = block.weight(p.up_w),
                                 .bias = block.weight(p.up_b),
-                                .preact = gated ? Tensor{} : rows_of(a.preact, rows)});
+                                .preact = fused ? rows_of(a.preact, rows) : Tensor{}});
     });
-    if (gated) swiglu_forward(stream, {.out = a.hidden, .gate_up = a.preact});
+    if (mlp == Mlp::swiglu) swiglu_forward(stream, {.out = a.hidden, .gate_up = a.preact});
+    if (mlp == Mlp::relu2) relu_squared_forward(stream, {.out = a.hidden, .x = a.preact});
 }
 
 Addends add_mlp(Stream& stream, const Block& block, Tensor out) {
@@ -58,13 +61,17 @@ void mlp_backward(const BackwardPass& pass) {
     const BlockGradients& g = pass.g;
     const Tensor dout = pass.gather_dres(g.dout);
     pass.restore(pass.block.norm2());
-    if (pass.inputs && pass.block.layer.is_gated()) {
-        // SwiGLU's backward pass can compute its output once more.
+    const Mlp mlp = pass.block.layer.mlp;
+    // The backward passes of SwiGLU and ReLU² can compute their output once more.
+    const Tensor again = pass.recomputes_elementwise() ? a.hidden : Tensor{};
+    if (pass.inputs && mlp == Mlp::swiglu) {
         pass.input_gradient(g.dhidden, dout, p.down_w);
-        swiglu_backward(pass.stream, {.dgate_up = g.dup,
-                                      .dout = g.dhidden,
-                                      .gate_up = a.preact,
-                                      .out = pass.recomputes_elementwise() ? a.hidden : Tensor{}});
+        swiglu_backward(pass.stream,
+                        {.dgate_up = g.dup, .dout = g.dhidden, .gate_up = a.preact, .out = again});
+    } else if (pass.inputs && mlp == Mlp::relu2) {
+        pass.input_gradient(g.dup, dout, p.down_w);
+        relu_squared_backward(pass.stream,
+                              {.dx = g.dup, .dout = g.dup, .x = a.preact, .out = again});
     } else if (pass.inputs) {
         if (pass.recomputes_elementwise()) gelu_forward(pass.stream, a.hidden, a.preact);
         pass.input_gradient(g.dup, dout, p.down_w, a.preact);

@@ -15,6 +15,7 @@ LayerSpec DecoderSpec::layer([[maybe_unused]] int i) const {
             .head_size = head_size,
             .is_rotary = is_rotary(),
             .qk_norm = qk_norm,
+            .attention_softcap = attention_softcap,
             .mlp = mlp,
             .n_ff = n_ff,
             .norm_epsilon = norm_epsilon};

@@ -14,9 +14,9 @@ namespace train_gpt {
 struct Family;
 struct SharedSize;
 
-/// The MLP of a block: down(gelu(up(x))) with the tanh approximation, or
-/// down(silu(gate(x)) ⊙ up(x)).
-enum class Mlp : uint8_t { gelu, swiglu };
+/// The MLP of a block: down(gelu(up(x))) with the tanh approximation, down(silu(gate(x)) ⊙ up(x)),
+/// or down(max(up(x), 0)²).
+enum class Mlp : uint8_t { gelu, swiglu, relu2 };
 
 /// Which linear layers have biases: none; the one that computes q, k and v; or all, and LayerNorms
 /// too. Files state this once for a model, so it is the same in all layers.
@@ -35,6 +35,7 @@ struct LayerSpec {
     int n_embd = 0, n_head = 0, n_kv_head = 0, head_size = 0;
     bool is_rotary = false;
     bool qk_norm = false;  // an RMSNorm of each head of q and k before they are rotated
+    double attention_softcap = 0;
     Mlp mlp = Mlp::gelu;
     int n_ff = 0;
     double norm_epsilon = 1e-5;
@@ -70,6 +71,9 @@ struct DecoderSpec {
     Biases biases = Biases::all;
     bool qk_norm = false;   // an RMSNorm of each head of q and k before they are rotated
     bool tied_head = true;  // the output head is the token embedding
+    // Attention's scores and the head's logits stay between −c and c (kernels/softcap_math.h); 0:
+    // they are not capped.
+    double attention_softcap = 0, head_softcap = 0;
     Positions positions = Positions::learned;
     RopeFrequencies rope = {};  // D is the head size
     // The standard deviation of initial weights, and whether it is scaled by 1/√(2·n_layer) for the

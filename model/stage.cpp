@@ -301,6 +301,7 @@ void Stage::head(Stream& stream, const Slot& slot, const TokenBatch& batch, bool
         .dx = backward ? residual_.partial(dy_) : Tensor{},
         .dw = backward ? parameters_.gradients.sink(stream, registry_.head) : GradientSink{},
         .z_loss = options_.z_loss,
+        .softcap = static_cast<float>(spec_.head_softcap),
         .first_column = part.first};
     if (tensor_.is_split()) {
         args.stats = stats_;
@@ -332,7 +333,11 @@ void Stage::next_token_logits(Stream& stream, int slot_index, int64_t position, 
     const int64_t Vp = padded_vocabulary();
     // The ranks' parts follow each other in the order of ranks.
     const Tensor part(out.as<float>() + tensor_.rank() * Vp, DType::fp32, {1, Vp});
-    head_logits(stream, part, x.row_range(row, 1), weights.weight(registry_.head), logits_);
+    head_logits(stream, {.out = part,
+                         .x = x.row_range(row, 1),
+                         .w = weights.weight(registry_.head),
+                         .logits = logits_,
+                         .softcap = static_cast<float>(spec_.head_softcap)});
     if (tensor_.is_split()) tensor_.gather_numbers(stream, out.as<float>(), part.as<float>(), Vp);
     context_.broadcast(stream, out, owner);
 }

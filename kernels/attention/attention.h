@@ -16,11 +16,12 @@ struct AttentionShape {
     DType dtype = DType::fp32;
     int B = 0, T = 0, S = 0, H = 0, H_kv = 0, D = 0;
     float scale = 0;                     // of q·k; usually 1/√D
+    float softcap = 0;                   // c, if not 0: a score s counts as c·tanh(s / c)
     const int32_t* doc_start = nullptr;  // [B, T], absolute key positions; null: one document
 };
 
-/// out = softmax(scale·q·kᵀ + mask)·v; lse [B, H, T] fp32 (or null) receives log Σ exp of each row
-/// of scores.
+/// out = softmax(s + mask)·v with scores s = scale·q·kᵀ, or softcap·tanh(scale·q·kᵀ / softcap)
+/// (kernels/softcap_math.h); lse [B, H, T] fp32 (or null) receives log Σ exp of each row of scores.
 struct AttentionForward {
     AttentionShape shape;
     HeadsView q, k, v, out;
@@ -36,9 +37,9 @@ enum class KeyGradients : uint8_t {
     add_fp32,    // views of fp32, which hold the sums of earlier calls
 };
 
-/// Gradients of attention_forward: with p = exp(scale·q·kᵀ − lse) where a query sees a key, else 0,
-/// and ds = scale·p ⊙ (dout·vᵀ − Σ dout ⊙ out): dq = ds·k, dk = dsᵀ·q, dv = pᵀ·dout; dk and dv sum
-/// over the query heads of a key head. T <= S; T = 0 only with S = 0. dq is written; dk and dv as
+/// Gradients of attention_forward: with p = exp(s − lse) where a query sees a key, else 0, and ds =
+/// scale·p ⊙ (dout·vᵀ − Σ dout ⊙ out), with a soft-cap times 1 − (s / softcap)²: dq = ds·k, dk =
+/// dsᵀ·q, dv = pᵀ·dout; dk and dv sum over the query heads of a key head. T <= S; T = 0 only with S = 0. dq is written; dk and dv as
 /// key_gradients says, each of the S rows, no others. They may be views of one packed tensor, but
 /// overlap no input. out, lse: as the forward pass left them. Deterministic, without atomics.
 struct AttentionBackward {

@@ -77,12 +77,14 @@ void store_gradients(const AttentionBackward& args, const HeadsView& to, const K
         write_rows(dst, to.token, sums, head, factor, rows.count, D);
 }
 
-/// P = 2^(scores − lse) and dS = P ⊙ (dP − δ), in place of scores and dP.
+/// P = 2^(scores − lse) and dS = P ⊙ (dP − δ), with a soft-cap times its slope, in place of scores
+/// and dP.
 template <class Engine>
 void softmax_backward_step(const Visibility<Engine>& view, int rows,
-                           const BackwardScratch<Engine>& my, const float* lse,
-                           const float* delta) {
+                           const BackwardScratch<Engine>& my, const float* lse, const float* delta,
+                           float softcap) {
     constexpr bool coarse = Engine::depth > 1;
+    const SoftCap cap(softcap);
     for (int r = 0; r < rows; r += Engine::depth) {
         const int vectors = view.vectors(r);
         // If a row has an odd number of vectors, the last one is paired with zeros.
@@ -93,6 +95,7 @@ void softmax_backward_step(const Visibility<Engine>& view, int rows,
                 const int at = (r + i) * tile + v * lanes;
                 p[i] = exp2<coarse>(load(my.scores + at) - lse[r + i]);
                 ds[i] = p[i] * (load(my.dp + at) - delta[r + i]);
+                if (softcap != 0) ds[i] *= cap.slope(load(my.scores + at));
                 const int end = view.end(r + i), first = view.first(r + i);
                 if (first > v * lanes || end < (v + 1) * lanes) {
                     const vint seen = sees(v, first, end);
@@ -288,9 +291,11 @@ class RangeBackward {
         if (view.empty()) return;
         multiply_visible<Engine>(view, here, words_, my_.q + r0 * head_, my_.key_columns,
                                  my_.scores, shape_.scale * log2_e, prefetch);
+        if (shape_.softcap != 0) cap_scores(view, here, my_.scores, SoftCap(shape_.softcap));
         multiply_visible<Engine>(view, here, words_, my_.dout + r0 * head_, my_.value_columns,
                                  my_.dp, 1.0f, prefetch);
-        softmax_backward_step<Engine>(view, here, my_, my_.lse + r0, my_.delta + r0);
+        softmax_backward_step<Engine>(view, here, my_, my_.lse + r0, my_.delta + r0,
+                                      shape_.softcap);
 
         const Element *p_columns = my_.p_columns, *ds_columns = my_.ds_columns,
                       *ds_rows = my_.ds_rows;

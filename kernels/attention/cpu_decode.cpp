@@ -65,7 +65,8 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
                     dot += load(q + n * lanes) * load_unaligned(row + n * lanes);
                 products[i] = dot;
             }
-            const vfloat s = reduce_rows(products, take_sum);
+            vfloat s = reduce_rows(products, take_sum);
+            if (shape.softcap != 0) s = SoftCap(shape.softcap)(s);
             store(scores + j, sees(j / lanes, skip, keys) ? s : all(minus_infinity));
         }
         float new_max = row_max;

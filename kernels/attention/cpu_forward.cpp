@@ -148,6 +148,7 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
             if (view.empty()) continue;
             multiply_visible<Engine>(view, here, words, my.q + r0 * head, my.key_columns, my.scores,
                                      shape.scale * log2_e, prefetch);
+            if (shape.softcap != 0) cap_scores(view, here, my.scores, SoftCap(shape.softcap));
             softmax_step<Engine>(view, here, my.scores, my.row_max + r0, my.row_sum + r0 * lanes,
                                  my.rescale);
             multiply_keys<Engine>(view, here, head, reinterpret_cast<const Element*>(my.scores),

@@ -99,6 +99,7 @@ std::pair<int, int> sizes_of_calls(const AttentionShape& shape, AttentionWay way
 std::string cudnn_limit(const AttentionShape& s) {
     if (s.dtype != DType::bf16) return "cuDNN is used for bf16 alone";
     if (s.doc_start) return "cuDNN is not used with a document mask";
+    if (s.softcap != 0) return "cuDNN is not used with a soft-cap";
     if (s.T % 128 != 0 || s.S % 128 != 0) return "cuDNN is used for multiples of 128 tokens alone";
     if (s.D % 8 != 0 || s.D > 128)
         return "cuDNN is used for head sizes up to 128 that are multiples of 8";

@@ -156,6 +156,22 @@ struct Place {
     }
 };
 
+/// A score's soft-cap, if the shape has one (kernels/softcap_math.cuh).
+struct ScoreCap {
+    float cap;
+
+    __device__ __forceinline__ explicit ScoreCap(const AttentionShape& shape)
+        : cap(shape.softcap) {}
+    __device__ __forceinline__ float operator()(float score) const {
+        return cap == 0 ? score : cap * tanhf(score / cap);
+    }
+    /// Its derivative, from the capped score.
+    __device__ __forceinline__ float slope(float capped) const {
+        const float t = cap == 0 ? 0.0f : capped / cap;
+        return 1.0f - t * t;
+    }
+};
+
 inline size_t floats(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
 
 /// Calls f with the element type and whether rows of all views may be read in packs of 4.

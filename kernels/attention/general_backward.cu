@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(QueriesTiling::threads, 2)
     const int D = shape.D, warp = static_cast<int>(threadIdx.x / warp_size),
               lane = static_cast<int>(threadIdx.x % warp_size);
     const Place place(shape.H, shape.T, rows, true);
+    const ScoreCap cap(shape);
     const int b = place.b, h = place.h, h_kv = h / (shape.H / shape.H_kv),
               end_row = min(place.first_row + rows, shape.T);
 
@@ -73,7 +74,8 @@ __global__ void __launch_bounds__(QueriesTiling::threads, 2)
 #pragma unroll
         for (int r = 0; r < rows; ++r) {
             const bool seen = Range(shape, b, min(place.first_row + r, end_row - 1)).contains(key);
-            mine.of[r] = seen ? expf(scores[r] * shape.scale - lse[r]) * (dp[r] - delta[r]) : 0;
+            const float score = cap(scores[r] * shape.scale);
+            mine.of[r] = seen ? expf(score - lse[r]) * (dp[r] - delta[r]) * cap.slope(score) : 0;
         }
         weights[lane] = mine;
         __syncwarp();
@@ -104,6 +106,7 @@ __global__ void __launch_bounds__(KeysTiling::threads, 2)
     const int D = shape.D, T = shape.T, warp = static_cast<int>(threadIdx.x / warp_size),
               lane = static_cast<int>(threadIdx.x % warp_size);
     const Place place(shape.H_kv, shape.S, rows, false);
+    const ScoreCap cap(shape);
     const int b = place.b, h_kv = place.h, group = shape.H / shape.H_kv,
               end_row = min(place.first_row + rows, shape.S);
 
@@ -140,8 +143,9 @@ __global__ void __launch_bounds__(KeysTiling::threads, 2)
 #pragma unroll
             for (int r = 0; r < rows; ++r) {
                 const bool seen = query0 + lane < T && range.contains(place.first_row + r);
-                v_mine.of[r] = seen ? expf(scores[r] * shape.scale - lse) : 0;
-                k_mine.of[r] = seen ? v_mine.of[r] * (dp[r] - delta) : 0;
+                const float score = cap(scores[r] * shape.scale);
+                v_mine.of[r] = seen ? expf(score - lse) : 0;
+                k_mine.of[r] = seen ? v_mine.of[r] * (dp[r] - delta) * cap.slope(score) : 0;
             }
             k_weights[lane] = k_mine;
             v_weights[lane] = v_mine;

@@ -48,6 +48,7 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::warps <= 4 ? 2 : 1)
     const int D = shape.D, warp = static_cast<int>(threadIdx.x / warp_size),
               lane = static_cast<int>(threadIdx.x % warp_size);
     const Place place(shape.H, shape.T, rows, true);
+    const ScoreCap cap(shape);
     const int b = place.b, h = place.h, h_kv = h / (shape.H / shape.H_kv),
               end_row = min(place.first_row + rows, shape.T);
 
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::warps <= 4 ? 2 : 1)
         for (int r = 0; r < rows; ++r) {
             const bool seen = Range(shape, b, min(place.first_row + r, end_row - 1)).contains(key);
             const float score =
-                seen ? scores[r] * shape.scale : -std::numeric_limits<float>::infinity();
+                seen ? cap(scores[r] * shape.scale) : -std::numeric_limits<float>::infinity();
             const float now = fmaxf(row_max[r], cuda::warp_max(score)),
                         correction = expf(row_max[r] - now);
             mine.of[r] = expf(score - now);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 
 #include "device/cuda_queue.h"
 #include "kernels/attention/attention.h"
@@ -195,6 +196,25 @@ __device__ __forceinline__ float power_of_2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
+
+/// tanh x, with an absolute error below 10⁻⁶.
+__device__ __forceinline__ float tanh_of(float x) {
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;"
+        : "=f"(reciprocal)
+        : "f"(1.0f + power_of_2(x * (2 * std::numbers::log2e_v<float>))));
+    return 1.0f - 2.0f * reciprocal;
+}
+
+/// A score's soft-cap, if the shape has one, of products q·k that are not scaled yet.
+struct ScoreCap {
+    float to_tanh, from_tanh;  // scale / softcap and its reciprocal; 0 if there is none
+
+    __device__ __forceinline__ explicit ScoreCap(const AttentionShape& shape)
+        : to_tanh(shape.softcap == 0 ? 0 : shape.scale / shape.softcap),
+          from_tanh(shape.softcap == 0 ? 0 : shape.softcap / shape.scale) {}
+    __device__ __forceinline__ bool caps() const { return to_tanh != 0; }
+};
 
 /// A lane's ldmatrix offset in a 16×16 submatrix. Here its four 8×8 matrices come in the order
 /// down, then right: for a left operand, and for a right operand that is loaded transposed.

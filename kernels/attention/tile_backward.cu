@@ -1,8 +1,6 @@
 // The backward pass of attention on tensor cores, in two kernels: one holds queries and sums dq,
 // the other holds keys and sums dk and dv. Both recompute the scores. In return, every sum has one
 // owner and a fixed order, and probabilities never leave the registers. Dao, arXiv 2307.08691.
-#include <numbers>
-
 #include "kernels/attention/cuda.h"
 #include "kernels/attention/tile.cuh"
 
@@ -54,6 +52,14 @@ __device__ __forceinline__ void multiply_elements(float (&ds)[row_tiles][2][4],
             for (int i = 0; i < 4; ++i) ds[m][n][i] *= p[m][n][i];
 }
 
+/// Caps a score and adds what its accumulator began with otherwise; dp is multiplied by the slope.
+__device__ __forceinline__ void cap_score(float& score, float& dp, float stats,
+                                          const ScoreCap& cap) {
+    const float t = tanh_of(score * cap.to_tanh);
+    score = fmaf(t, cap.from_tanh, stats);
+    dp *= 1.0f - t * t;
+}
+
 /// RowStats of the block's queries, for its warps and for the other kernel. `douts`: the tile of
 /// dout in shared memory, which has arrived.
 template <int head>
@@ -78,22 +84,37 @@ __device__ __forceinline__ void compute_row_stats(RowStats* stats, RowStats* all
     all_stats[int64_t{block.head} * stats_rows(shape.T) + row] = mine;
 }
 
-/// The accumulators of 16 keys begin with their rows' stats.
+/// The accumulators of 16 keys begin with their rows' stats. Scores that are capped get them
+/// afterwards.
 template <int row_tiles>
 __device__ __forceinline__ void start_from_rows(float (&scores)[row_tiles][2][4],
                                                 float (&dp)[row_tiles][2][4],
-                                                const RowStats (&stats)[row_tiles][2]) {
+                                                const RowStats (&stats)[row_tiles][2],
+                                                const ScoreCap& cap) {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                scores[m][n][i] = stats[m][i / 2].scores;
+                scores[m][n][i] = cap.caps() ? 0.0f : stats[m][i / 2].scores;
                 dp[m][n][i] = stats[m][i / 2].dp;
             }
         }
     }
+}
+template <int row_tiles>
+__device__ __forceinline__ void cap_rows(float (&scores)[row_tiles][2][4],
+                                         float (&dp)[row_tiles][2][4],
+                                         const RowStats (&stats)[row_tiles][2],
+                                         const ScoreCap& cap) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                cap_score(scores[m][n][i], dp[m][n][i], stats[m][i / 2].scores, cap);
 }
 
 /// One block computes dq and RowStats for a tile of queries of one head; it streams the tiles of
@@ -147,6 +168,7 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             row_stats[m][half] = stats[warp * tiling.warp_m + m * 16 + half * 8 + lane / 4];
+    const ScoreCap cap(shape);
     float dq[row_tiles][head / 8][4] = {};
 
 #pragma unroll 1
@@ -162,9 +184,10 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
             if (key > warp_row + tiling.warp_m - 1 + block.position)
                 break;  // this warp sees no more keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
-            start_from_rows(p, ds, row_stats);
+            start_from_rows(p, ds, row_stats, cap);
             multiply<head>(p, q_fragments, key_rows + right);
             multiply<head>(ds, dout_fragments, key_rows + tile_bytes + right);
+            if (cap.caps()) cap_rows(p, ds, row_stats, cap);
             to_probabilities(p, scale);
             block.mask(p, 0, warp_row, key, lane, shape.T);
             multiply_elements(ds, p);
@@ -245,26 +268,45 @@ struct KeyBlock {
     }
 };
 
+struct alignas(16) TwoRowStats {
+    RowStats of[2];
+};
+/// Of columns 8·n + 2·(lane % 4) and the next one.
+__device__ __forceinline__ TwoRowStats load_stats(uint32_t stats, int n, int lane) {
+    return load_shared<TwoRowStats>(stats + (n * 8 + lane % 4 * 2) * int{sizeof(RowStats)});
+}
+
 /// The accumulators of 16 queries begin with their columns' stats, which are in shared memory.
+/// Scores that are capped get them afterwards.
 template <int row_tiles>
 __device__ __forceinline__ void start_from_columns(float (&scores)[row_tiles][2][4],
                                                    float (&dp)[row_tiles][2][4], uint32_t stats,
-                                                   int lane) {
-    struct alignas(16) Two {
-        RowStats of[2];
-    };
+                                                   int lane, const ScoreCap& cap) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-        const auto columns =
-            load_shared<Two>(stats + (n * 8 + lane % 4 * 2) * int{sizeof(RowStats)});
+        const TwoRowStats columns = load_stats(stats, n, lane);
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                scores[m][n][i] = columns.of[i % 2].scores;
+                scores[m][n][i] = cap.caps() ? 0.0f : columns.of[i % 2].scores;
                 dp[m][n][i] = columns.of[i % 2].dp;
             }
         }
+    }
+}
+template <int row_tiles>
+__device__ __forceinline__ void cap_columns(float (&scores)[row_tiles][2][4],
+                                            float (&dp)[row_tiles][2][4], uint32_t stats, int lane,
+                                            const ScoreCap& cap) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+        const TwoRowStats columns = load_stats(stats, n, lane);
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                cap_score(scores[m][n][i], dp[m][n][i], columns.of[i % 2].scores, cap);
     }
 }
 
@@ -339,6 +381,7 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
     const OperandFragments<head, tiling.warp_m, tiling.in_registers - row_tiles> v_fragments(
         values, warp, lane);
     const uint32_t right = lane_offset_right<head>(lane), down = lane_offset_down<head>(lane);
+    const ScoreCap cap(shape);
     float dk[row_tiles][head / 8][4] = {}, dv[row_tiles][head / 8][4] = {};
 
 #pragma unroll 1
@@ -356,9 +399,10 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
             if (query + 15 + block.position < warp_row)
                 continue;  // none of the 16 queries sees the warp's keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
-            start_from_columns(p, ds, stats, lane);
+            start_from_columns(p, ds, stats, lane, cap);
             multiply<head>(p, k_fragments, query_rows + right);
             multiply<head>(ds, v_fragments, query_rows + tile_bytes + right);
+            if (cap.caps()) cap_columns(p, ds, stats, lane, cap);
             to_probabilities(p, scale);
             block.mask(p, warp_row, query, lane);
             multiply_elements(ds, p);

@@ -1,6 +1,4 @@
 // The forward pass of attention on tensor cores. Dao, arXiv 2307.08691.
-#include <numbers>
-
 #include "kernels/attention/cuda.h"
 #include "kernels/attention/tile.cuh"
 
@@ -15,6 +13,18 @@ template <int head>
 constexpr int forward_shared_bytes = SwizzledTile<head>::bytes(forward_tiling(head).block_m() +
                                                                2 * 2 *
                                                                    forward_tiling(head).block_n);
+
+template <int row_tiles, int columns>
+__device__ __forceinline__ void cap_scores(float (&scores)[row_tiles][columns][4],
+                                           const ScoreCap& cap) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < columns; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                scores[m][n][i] = cap.from_tanh * tanh_of(scores[m][n][i] * cap.to_tanh);
+}
 
 /// Turns scores into exp2(scale·score − row_max) for the new row maxima, adds them to row_sum, and
 /// corrects what was summed with the previous maxima. Row maxima are of scores in units of log 2,
@@ -76,6 +86,7 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
     const QueryBlock block(shape, tiling, scheduler);
     const int warp = warp_index(), lane = lane_index();
     const int warp_row = block.first_row + warp * tiling.warp_m;
+    const ScoreCap cap(shape);
 
     const Element *k = head_of(args.k, block.b, block.h_kv),
                   *v = head_of(args.v, block.b, block.h_kv);
@@ -110,6 +121,7 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
 
         float scores[row_tiles][columns][4] = {};
         multiply<head>(scores, q_fragments, stage + right);
+        if (cap.caps()) cap_scores(scores, cap);
         block.mask(scores, -std::numeric_limits<float>::infinity(), warp_row, key, lane, shape.T);
         take_exponentials<head>(scores, row_max, row_sum, out, scale);
 #pragma unroll

@@ -76,6 +76,16 @@ void multiply_visible(const Visibility<Engine>& view, int rows, int words,
     }
 }
 
+/// Caps what multiply_visible has computed: scores in units of log 2.
+template <class Engine>
+void cap_scores(const Visibility<Engine>& view, int rows, float* scores, const SoftCap& cap) {
+    for (int r = 0; r < rows; ++r) {
+        float* row = scores + r * tile;
+        for (int v = 0; v < view.vectors(r); ++v)
+            store(row + v * lanes, cap(load(row + v * lanes)));
+    }
+}
+
 /// c[r, :] = rescale[r]·c[r, :] + Σ over visible keys of a[r, key]·b[key, :]: O, or dQ.
 template <class Engine>
 void multiply_keys(const Visibility<Engine>& view, int rows, int head,

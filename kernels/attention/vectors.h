@@ -160,4 +160,39 @@ template <bool coarse>
 #endif
 }
 
+/// tanh(x·ln 2 / 2), with a relative error below 4·10⁻⁷; NaN for a NaN. It is m / (m + 2) with m =
+/// 2^x − 1 = 2^n·(2^r − 1) + 2^n − 1, x = n + r as in exp2, so that small x keep their digits.
+[[gnu::always_inline]] inline vfloat tanh_of_half(vfloat x) {
+    // Beyond ±30, the result is ±1. A NaN fails both comparisons and stays a NaN.
+    x = x < -30.0f ? all(-30.0f) : x;
+    x = x > 30.0f ? all(30.0f) : x;
+    constexpr float round_to_integer = 12582912.0f;
+    const vfloat shifted = x + round_to_integer;
+    const vfloat r = x - (shifted - round_to_integer);
+    vfloat p = all(0.001326472731307149f);
+    p = p * r + 0.009671512991189957f;
+    p = p * r + 0.05550733581185341f;
+    p = p * r + 0.24022242426872253f;
+    p = p * r + 0.6931470036506653f;
+    const vfloat power = reinterpret_cast<vfloat>((reinterpret_cast<vint>(shifted) + 127) << 23);
+    const vfloat m = power * (p * r) + (power - 1.0f);
+    return m / (m + 2.0f);
+}
+
+/// A score's soft-cap (attention.h), of scores in units of log 2.
+struct SoftCap {
+    float cap, inverse, to_tanh;
+
+    explicit SoftCap(float softcap)
+        : cap(softcap * log2_e), inverse(1 / cap), to_tanh(2 * log2_e * inverse) {}
+    [[gnu::always_inline]] vfloat operator()(vfloat score) const {
+        return cap * tanh_of_half(score * to_tanh);
+    }
+    /// Its derivative, from the capped score.
+    [[gnu::always_inline]] vfloat slope(vfloat capped) const {
+        const vfloat t = capped * inverse;
+        return 1.0f - t * t;
+    }
+};
+
 }  // namespace train_gpt::cpu

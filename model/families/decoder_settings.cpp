@@ -38,6 +38,10 @@ class Checks {
                    "n_head");
         if (!(s.norm_epsilon > 0 && s.norm_epsilon < 1))
             refuse("norm_epsilon = ", s.norm_epsilon, "; it must be above 0 and below 1");
+        for (const auto& [key, cap] : {std::pair("attention_softcap", s.attention_softcap),
+                                       std::pair("head_softcap", s.head_softcap)})
+            if (!(cap == 0 || (cap >= 1e-3 && cap <= 1e6)))
+                refuse(key, " = ", cap, "; it must be 0 (no cap) or between 0.001 and 1000000");
         if (!(s.init_std > 0 && s.init_std <= 1))
             refuse("init_std = ", s.init_std, "; it must be above 0 and at most 1");
         if (s.is_rotary())
@@ -110,6 +114,8 @@ DecoderSpec Family::spec(const DecoderSettings& s, const std::string& where) con
     if (s.qk_norm) spec.qk_norm = *s.qk_norm;
     if (s.tied_head) spec.tied_head = *s.tied_head;
     if (s.positions) spec.positions = *s.positions;
+    spec.attention_softcap = s.attention_softcap;
+    spec.head_softcap = s.head_softcap;
     if (s.init_std != 0) spec.init_std = s.init_std;
     spec.init_residual_scaling = s.init_residual_scaling;
     spec.init_zero_projections = s.init_zero_projections;

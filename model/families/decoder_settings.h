@@ -17,6 +17,7 @@ struct DecoderSettings {
     std::optional<Mlp> mlp = {};
     std::optional<Biases> biases = {};
     std::optional<bool> qk_norm = {}, tied_head = {};
+    double attention_softcap = 0, head_softcap = 0;  // 0: none
     std::optional<Positions> positions = {};
     double init_std = 0;  // 0: the family's
     bool init_residual_scaling = true;

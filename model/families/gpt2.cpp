@@ -18,10 +18,10 @@ void defaults(DecoderSpec& spec) {
 }
 
 bool holds(const DecoderSpec& s) {
-    return s.norm == Norm::layer && s.norm_epsilon == 1e-5 && s.mlp == Mlp::gelu &&
-           s.biases == Biases::all && !s.qk_norm && s.tied_head &&
-           s.positions == Positions::learned && s.n_kv_head == s.n_head &&
-           s.n_head * s.head_size == s.n_embd && s.n_ff == 4 * s.n_embd;
+    return s.norm == Norm::layer && s.norm_epsilon == 1e-5 && s.mlp != Mlp::swiglu &&
+           s.attention_softcap == 0 && s.head_softcap == 0 && s.biases == Biases::all &&
+           !s.qk_norm && s.tied_head && s.positions == Positions::learned &&
+           s.n_kv_head == s.n_head && s.n_head * s.head_size == s.n_embd && s.n_ff == 4 * s.n_embd;
 }
 
 /// Hugging Face's names and layout. Initial values as OpenAI's: positions have half the standard
@@ -43,9 +43,9 @@ constexpr RegistryNames names{.tokens = "wte",
 DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path) {
     const auto activation =
         optional_field<std::string>(json, "activation_function", "gelu_new", path);
-    if (activation != "gelu_new" && activation != "gelu_pytorch_tanh")
+    if (activation != "gelu_new" && activation != "gelu_pytorch_tanh" && activation != "relu2")
         throw Error(path.string(), " has activation_function = \"", activation,
-                    "\"; only \"gelu_new\" (tanh approximation) is supported");
+                    "\"; only \"gelu_new\" (tanh approximation) and \"relu2\" are supported");
     const ConfigFile file(json, path);
     const DecoderSpec spec =
         family.spec({.n_layer = file.size("n_layer"),
@@ -53,6 +53,7 @@ DecoderSpec read_config(const Family& family, const Json& json, const std::files
                      .n_embd = file.size("n_embd"),
                      .n_ctx = file.size(json.contains("n_positions") ? "n_positions" : "n_ctx"),
                      .vocab_size = file.size("vocab_size"),
+                     .mlp = activation == "relu2" ? Mlp::relu2 : Mlp::gelu,
                      .init_std = file.number("initializer_range", 0.02)},
                     path.string());
     file.only("n_inner", int64_t{spec.n_ff});
@@ -74,7 +75,7 @@ Json config_of(const DecoderSpec& spec) {
             {"n_layer", spec.n_layer},
             {"n_head", spec.n_head},
             {"n_inner", nullptr},
-            {"activation_function", "gelu_new"},
+            {"activation_function", spec.mlp == Mlp::relu2 ? "relu2" : "gelu_new"},
             {"layer_norm_epsilon", 1e-5},
             {"initializer_range", spec.init_std},
             {"resid_pdrop", 0.0},

@@ -24,7 +24,8 @@ void defaults(DecoderSpec& spec, const LlamaClass& of) {
 
 bool holds(const DecoderSpec& s, const LlamaClass& of) {
     return s.norm == Norm::rms && s.mlp == Mlp::swiglu && s.is_rotary() && s.biases == of.biases &&
-           s.qk_norm == of.qk_norm && !(of.n_head_divides_n_embd && s.n_embd % s.n_head != 0);
+           s.qk_norm == of.qk_norm && s.attention_softcap == 0 && s.head_softcap == 0 &&
+           !(of.n_head_divides_n_embd && s.n_embd % s.n_head != 0);
 }
 
 DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path) {

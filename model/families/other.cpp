@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::pair<const char*, Norm> norms[] = {{"layernorm", Norm::layer},
                                                   {"rmsnorm", Norm::rms}};
-constexpr std::pair<const char*, Mlp> mlps[] = {{"gelu", Mlp::gelu}, {"swiglu", Mlp::swiglu}};
+constexpr std::pair<const char*, Mlp> mlps[] = {
+    {"gelu", Mlp::gelu}, {"swiglu", Mlp::swiglu}, {"relu2", Mlp::relu2}};
 constexpr std::pair<const char*, Biases> all_biases[] = {
     {"none", Biases::none}, {"qkv", Biases::qkv}, {"all", Biases::all}};
 constexpr std::pair<const char*, Positions> all_positions[] = {{"learned", Positions::learned},
@@ -42,22 +43,25 @@ DecoderSpec read_config(const Family& family, const Json& json, const std::files
     const auto size = [&](const char* key) { return field<int64_t>(json, key, path); };
     const auto number = [&](const char* key) { return field<double>(json, key, path); };
     const Positions positions = value_of(json, "positions", path, all_positions);
-    DecoderSettings settings{.n_layer = size("n_layer"),
-                             .n_head = size("n_head"),
-                             .n_embd = size("n_embd"),
-                             .n_ctx = size("n_ctx"),
-                             .vocab_size = size("vocab_size"),
-                             .n_kv_head = size("n_kv_head"),
-                             .head_size = size("head_size"),
-                             .n_ff = size("n_ff"),
-                             .norm = value_of(json, "norm", path, norms),
-                             .norm_epsilon = number("norm_epsilon"),
-                             .mlp = value_of(json, "mlp", path, mlps),
-                             .biases = value_of(json, "bias", path, all_biases),
-                             .qk_norm = field<bool>(json, "qk_norm", path),
-                             .tied_head = field<bool>(json, "tied_head", path),
-                             .positions = positions,
-                             .init_std = number("init_std")};
+    DecoderSettings settings{
+        .n_layer = size("n_layer"),
+        .n_head = size("n_head"),
+        .n_embd = size("n_embd"),
+        .n_ctx = size("n_ctx"),
+        .vocab_size = size("vocab_size"),
+        .n_kv_head = size("n_kv_head"),
+        .head_size = size("head_size"),
+        .n_ff = size("n_ff"),
+        .norm = value_of(json, "norm", path, norms),
+        .norm_epsilon = number("norm_epsilon"),
+        .mlp = value_of(json, "mlp", path, mlps),
+        .biases = value_of(json, "bias", path, all_biases),
+        .qk_norm = field<bool>(json, "qk_norm", path),
+        .tied_head = field<bool>(json, "tied_head", path),
+        .attention_softcap = optional_field<double>(json, "attention_softcap", 0, path),
+        .head_softcap = optional_field<double>(json, "head_softcap", 0, path),
+        .positions = positions,
+        .init_std = number("init_std")};
     if (positions == Positions::rope) {
         RopeFrequencies& rope = settings.rope_scaling;
         settings.rope_theta = number("rope_theta");
@@ -87,6 +91,8 @@ Json config_of(const DecoderSpec& s) {
                  {"bias", name_of(s.biases, all_biases)},
                  {"qk_norm", s.qk_norm},
                  {"tied_head", s.tied_head},
+                 {"attention_softcap", s.attention_softcap},
+                 {"head_softcap", s.head_softcap},
                  {"positions", name_of(s.positions, all_positions)},
                  {"init_std", s.init_std}};
     if (s.is_rotary()) {
@@ -111,5 +117,23 @@ const Family other{.model_type = "train_gpt",
                    .read = read_config,
                    .config = config_of,
                    .is_buffer = is_llama_class_buffer};
+
+std::string beyond_transformers(const DecoderSpec& spec) {
+    if (spec.family != &other) return "";
+    std::string list;
+    const auto add = [&](const auto&... said) {
+        list += concat(list.empty() ? "" : ", ", said...);
+    };
+    if (spec.attention_softcap != 0) add("attention_softcap = ", spec.attention_softcap);
+    if (spec.head_softcap != 0) add("head_softcap = ", spec.head_softcap);
+    DecoderSpec rest = spec;
+    rest.attention_softcap = rest.head_softcap = 0;
+    if (&family_for(rest) != &other) return list;
+    if (spec.mlp == Mlp::relu2) add("mlp = relu2 outside of GPT-2");
+    rest.mlp = Mlp::swiglu;
+    if (spec.mlp != Mlp::relu2 || &family_for(rest) == &other)
+        add("this combination of norm, mlp, bias, qk_norm, tied_head and positions");
+    return list;
+}
 
 }  // namespace train_gpt

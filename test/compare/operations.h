@@ -176,6 +176,7 @@ const std::vector<Operation>& operations();
 std::vector<Operation> linear_operations();
 std::vector<Operation> gelu_operations();
 std::vector<Operation> swiglu_operations();
+std::vector<Operation> relu_squared_operations();
 std::vector<Operation> residual_operations();
 std::vector<Operation> norm_operations();
 std::vector<Operation> rope_operations();

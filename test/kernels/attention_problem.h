@@ -329,6 +329,7 @@ inline Case random_case(const Wish& wish) {
     s.H_kv = wish.H_kv ? wish.H_kv : static_cast<int>(random_int(1, 2));
     s.H = wish.H ? wish.H : s.H_kv * static_cast<int>(random_int(1, 3));
     s.scale = 1 / std::sqrt(static_cast<float>(s.D));
+    if (random_int(0, 2) == 0) s.softcap = 0.5f * static_cast<float>(random_int(1, 16));
     if (wish.documents) {
         for (int b = 0; b < s.B; ++b) {
             int start = static_cast<int>(random_int(0, std::max(0, s.S - s.T)));
@@ -351,7 +352,8 @@ inline Case random_case(const Wish& wish) {
 inline std::string describe(const Case& c) {
     const AttentionShape& s = c.shape;
     return concat(name_of(s.dtype), " B", s.B, " T", s.T, " S", s.S, " H", s.H, " H_kv", s.H_kv,
-                  " D", s.D, c.doc_start.empty() ? "" : " documents", c.aligned ? " aligned" : "");
+                  " D", s.D, s.softcap == 0 ? "" : concat(" softcap ", s.softcap),
+                  c.doc_start.empty() ? "" : " documents", c.aligned ? " aligned" : "");
 }
 
 // ------------------------------------------------------------------------------------------ errors

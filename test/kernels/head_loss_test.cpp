@@ -42,6 +42,7 @@ struct Problem {
     Buffer x, w;
     Targets targets;
     float z_loss = 1e-4f * static_cast<float>(random_int(0, 1) * random_int(1, 200));
+    float softcap = static_cast<float>(random_int(0, 1) * random_int(1, 20));
 
     /// The padded rows of w are zero, as the parameter registry keeps them.
     static std::vector<float> padded_weights(int64_t V, int64_t Vp, int64_t C) {
@@ -73,7 +74,8 @@ HeadLossReference textbook(const Problem& p, bool store) {
                                       .x = p.x.values(),
                                       .w = p.w.values(),
                                       .targets = {p.targets.data(), p.targets.data() + p.R},
-                                      .z_loss = p.z_loss},
+                                      .z_loss = p.z_loss,
+                                      .softcap = p.softcap},
                                      store ? p.dtype : DType::fp32);
 }
 
@@ -95,7 +97,8 @@ void run(const Problem& p, const Outputs& out, int64_t chunk, bool backward,
                        .losses = out.losses.as<float>(),
                        .dx = backward ? out.dx.tensor() : Tensor{},
                        .dw = backward ? out.dw.sink(accumulate) : GradientSink{},
-                       .z_loss = p.z_loss});
+                       .z_loss = p.z_loss,
+                       .softcap = p.softcap});
 }
 
 }  // namespace
@@ -116,13 +119,31 @@ TEST_CASE("fast_exp is within one unit in the last place over its range and keep
     CHECK(std::isnan(fast_exp(std::numeric_limits<float>::quiet_NaN())));
 }
 
+TEST_CASE("fast_tanh is within 3e-7 of its value at every magnitude and keeps limits and NaN") {
+    double worst = 0;
+    const auto check = [&](float x) {
+        const double exact = std::tanh(static_cast<double>(x));
+        worst = worse(worst, std::abs(static_cast<double>(fast_tanh(x)) - exact) / std::abs(exact));
+    };
+    for (int i = 0; i < 100000; ++i) {
+        check(static_cast<float>(random_int(-12000000, 12000000)) * 1e-6f + 1e-9f);
+        check(std::exp(-static_cast<float>(random_int(0, 40000000)) * 1e-6f));
+    }
+    CHECK(worst < 3e-7);
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    CHECK(fast_tanh(0) == 0);
+    CHECK(fast_tanh(infinity) == 1);
+    CHECK(fast_tanh(-infinity) == -1);
+    CHECK(std::isnan(fast_tanh(std::numeric_limits<float>::quiet_NaN())));
+}
+
 TEST_CASE("head_loss gives the losses and gradients of the formula in float64", "[cuda]") {
     ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         Accuracy accuracy;
         for (int repeat = 0; repeat < 8; ++repeat) {
             const Problem p(dtype);
-            CAPTURE(name_of(dtype), p.R, p.C, p.V, p.Vp);
+            CAPTURE(name_of(dtype), p.R, p.C, p.V, p.Vp, p.softcap);
             const Outputs out(p);
             run(p, out, p.R, true);
             const HeadLossReference exact = textbook<double>(p, false),
@@ -261,8 +282,11 @@ TEST_CASE(
                                       z[static_cast<size_t>(row * V + starts[half] + j)]);
                 }
             }
-            softmax_stats(stream, *stats[half], *halves[half], targets.data(), starts[half],
-                          columns[half]);
+            softmax_stats(stream, {.stats = *stats[half],
+                                   .logits = *halves[half],
+                                   .targets = targets.data(),
+                                   .first_column = starts[half],
+                                   .columns = columns[half]});
         }
         const Buffer combined(DType::fp32, {R, 3});
         for (size_t row = 0; row < static_cast<size_t>(R); ++row) {
@@ -353,6 +377,7 @@ struct Part {
                            .dx = backward ? dx.tensor() : Tensor{},
                            .dw = backward ? dw.sink(false) : GradientSink{},
                            .z_loss = whole.z_loss,
+                           .softcap = whole.softcap,
                            .first_column = first,
                            .stats = stats,
                            .combine = combine});
@@ -370,7 +395,7 @@ TEST_CASE("parts of a vocabulary that combine their statistics give the whole's 
         for (const int64_t n : {2, 3, 5}) {
             const Problem p(dtype, random_int(1, 40), random_int(1, 70), random_int(n, 300), 0);
             const int64_t chunk = random_int(1, p.R);
-            CAPTURE(name_of(dtype), n, p.R, p.C, p.V, chunk);
+            CAPTURE(name_of(dtype), n, p.R, p.C, p.V, chunk, p.softcap);
             std::list<Part> parts;
             for (int64_t i = 0; i < n; ++i) {
                 const int64_t first = p.V * i / n;
@@ -431,7 +456,10 @@ TEST_CASE("large and infinite logits give finite losses, and a NaN among them sh
                 const Buffer logits(dtype, {1, V}, z), stats(DType::fp32, {1, 3});
                 const Targets targets({target});
                 TestStream stream;
-                softmax_stats(stream, stats, logits, targets.data(), 0, V);
+                softmax_stats(stream, {.stats = stats,
+                                       .logits = logits,
+                                       .targets = targets.data(),
+                                       .columns = V});
                 return std::log(stats[1]) + stats[0] - stats[2];
             };
             const double others = std::log(static_cast<double>(V - 1));
@@ -461,6 +489,8 @@ TEST_CASE("head_loss is right wherever in a row the largest logits are, at any m
             // are shared by a cluster of blocks.
             for (int64_t V : {random_int(2000, 60000), random_int(120000, 130000)}) {
                 Problem p(dtype, 4, 1, V, random_int(0, 8));
+                // Where tanh is 1 up to its last digits, so is its derivative 0.
+                if (scale > 60) p.softcap = 0;
                 for (size_t row = 0; row < 4; ++row) p.x.set(row, row % 2 == 0 ? 1.0f : -1.0f);
                 const std::vector<float> noise = random_normal(static_cast<size_t>(V), 0.05f);
                 for (size_t j = 0; j < noise.size(); ++j)
@@ -510,7 +540,8 @@ TEST_CASE("rows of the same logits give the same bits wherever they begin in mem
         std::vector<float> all;
         for (int64_t row = 0; row < R; ++row) all.insert(all.end(), z.begin(), z.end());
         const Buffer of_part(dtype, {R, Vp}, all), stats(DType::fp32, {R, 3});
-        softmax_stats(stream, stats, of_part, targets.data(), 0, V);
+        softmax_stats(stream,
+                      {.stats = stats, .logits = of_part, .targets = targets.data(), .columns = V});
         softmax_backward(
             stream, {.logits = of_part, .stats = stats, .targets = targets.data(), .columns = V});
         CHECK(same_rows(stats.bytes()));
@@ -525,7 +556,8 @@ TEST_CASE("head_logits are the products with the vocabulary, without its padding
         const Problem p(dtype);
         const Buffer out(DType::fp32, {p.R, p.V}), scratch(dtype, {p.R, p.Vp});
         TestStream stream(head_loss_scratch_bytes(planning(), dtype, p.R, p.Vp, p.C));
-        head_logits(stream, out, p.x, p.w, scratch);
+        head_logits(stream,
+                    {.out = out, .x = p.x, .w = p.w, .logits = scratch, .softcap = p.softcap});
         std::vector<double> exact;
         std::vector<double> plain;
         for (int64_t row = 0; row < p.R; ++row) {
@@ -539,10 +571,14 @@ TEST_CASE("head_logits are the products with the vocabulary, without its padding
                     sum_float += static_cast<float>(x) * static_cast<float>(w);
                 }
                 exact.push_back(sum);
-                plain.push_back(sum_float);
+                plain.push_back(dtype == DType::bf16 ? to_float(bf16(sum_float)) : sum_float);
+                if (p.softcap == 0) continue;
+                const float cap = p.softcap;
+                exact.back() = cap * std::tanh(exact.back() / static_cast<double>(cap));
+                plain.back() = cap * std::tanh(static_cast<float>(plain.back()) / cap);
             }
         }
-        accuracy.check("logits", dtype, out.values(), stored_as(dtype, plain), exact);
+        accuracy.check("logits", dtype, out.values(), plain, exact);
     }
 }
 
@@ -555,7 +591,8 @@ TEST_CASE("softmax gives the same bits whatever the number of threads, and losse
     check_thread_independence([&] {
         const Buffer logits(DType::bf16, {R, V}, z), stats(DType::fp32, {R, 3});
         TestStream stream;
-        softmax_stats(stream, stats, logits, targets.data(), 0, V);
+        softmax_stats(stream,
+                      {.stats = stats, .logits = logits, .targets = targets.data(), .columns = V});
         softmax_backward(
             stream, {.logits = logits, .stats = stats, .targets = targets.data(), .columns = V});
         return logits.bytes() + stats.bytes();
@@ -701,7 +738,9 @@ TEST_CASE("head_loss on a GPU is as accurate as on the CPU", "[cuda]") {
                          .targets = p.targets.data(),
                          .losses = cpu.losses.as<float>(),
                          .dx = cpu.dx,
-                         .dw = cpu.dw.sink(false)});
+                         .dw = cpu.dw.sink(false),
+                         .z_loss = p.z_loss,
+                         .softcap = p.softcap});
         const HeadLossReference exact = textbook<double>(p, false);
         accuracy.check("losses", DType::fp32, ours.losses.values(), cpu.losses.values(),
                        exact.losses);

@@ -193,7 +193,8 @@ AttentionReference attention_reference(const AttentionProblem& c, DType stored, 
     for (Values* terms : {&r.out_terms, &r.dq_terms}) terms->resize(c.q.size());
     for (Values* terms : {&r.dk_terms, &r.dv_terms}) terms->resize(c.k.size());
     r.lse.resize(static_cast<size_t>(s.B) * s.H * s.T);
-    std::vector<Real> dq(c.q.size()), dk(c.k.size()), dv(c.v.size()), p(s.S);
+    std::vector<Real> dq(c.q.size()), dk(c.k.size()), dv(c.v.size()), p(s.S), slope(s.S, Real(1));
+    const Real cap = static_cast<Real>(s.softcap);
     for (int b = 0; b < s.B; ++b) {
         for (int h = 0; h < s.H; ++h) {
             const int g = h / (s.H / s.H_kv);
@@ -210,6 +211,11 @@ AttentionReference attention_reference(const AttentionProblem& c, DType stored, 
                     }
                     r.score_terms = std::max<double>(r.score_terms, terms * Real(s.scale));
                     p[j] = dot * Real(s.scale);
+                    if (cap != 0) {
+                        const Real t = std::tanh(p[j] / cap);
+                        p[j] = cap * t;
+                        slope[j] = 1 - t * t;
+                    }
                     max = std::max(max, p[j]);
                 }
                 for (int j = first; j <= last; ++j) sum += p[j] = std::exp(p[j] - max);
@@ -239,7 +245,7 @@ AttentionReference attention_reference(const AttentionProblem& c, DType stored, 
                         dp += term;
                         dp_terms += std::abs(term);
                     }
-                    const Real ds = p[j] * (dp - delta) * Real(s.scale);
+                    const Real ds = p[j] * (dp - delta) * slope[j] * Real(s.scale);
                     const Real ds_terms = p[j] * (dp_terms + delta_terms) * Real(s.scale);
                     for (int d = 0; d < s.D; ++d) {
                         dv[kj + d] += kept(p[j], operands) * Real(c.dout[qi + d]);
@@ -291,7 +297,8 @@ HeadLossReference head_loss_reference(const HeadLossProblem& p, DType stored) {
                  V = static_cast<size_t>(p.V);
     HeadLossReference r;
     r.losses.resize(R);
-    std::vector<Real> dx(R * C), dw(p.w.size()), z(V);
+    std::vector<Real> dx(R * C), dw(p.w.size()), z(V), slope(V, Real(1));
+    const Real cap = static_cast<Real>(p.softcap);
     for (size_t row = 0; row < R; ++row) {
         if (p.targets[row] == -1) continue;
         Real max = -std::numeric_limits<Real>::infinity(), sum = 0;
@@ -300,6 +307,11 @@ HeadLossReference head_loss_reference(const HeadLossProblem& p, DType stored) {
             for (size_t c = 0; c < C; ++c)
                 product += static_cast<Real>(p.x[row * C + c]) * static_cast<Real>(p.w[j * C + c]);
             z[j] = kept(product, stored);
+            if (cap != 0) {
+                const Real t = std::tanh(z[j] / cap);
+                z[j] = cap * t;
+                slope[j] = 1 - t * t;
+            }
             max = std::max(max, z[j]);
         }
         for (size_t j = 0; j < V; ++j) sum += std::exp(z[j] - max);
@@ -309,7 +321,8 @@ HeadLossReference head_loss_reference(const HeadLossProblem& p, DType stored) {
             const Real softmax = std::exp(z[j] - max) / sum,
                        of_z_loss = 2 * static_cast<Real>(p.z_loss) * (std::log(sum) + max);
             const Real dz =
-                kept(softmax - (j == target ? Real(1) : Real(0)) + of_z_loss * softmax, stored);
+                kept((softmax - (j == target ? Real(1) : Real(0)) + of_z_loss * softmax) * slope[j],
+                     stored);
             for (size_t c = 0; c < C; ++c) {
                 dx[row * C + c] += dz * static_cast<Real>(p.w[j * C + c]);
                 dw[j * C + c] += dz * static_cast<Real>(p.x[row * C + c]);

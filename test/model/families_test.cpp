@@ -5,6 +5,7 @@
 #include "model/families/gpt2.h"
 #include "model/families/llama.h"
 #include "model/families/mistral.h"
+#include "model/families/other.h"
 #include "model/families/qwen2.h"
 #include "model/families/qwen3.h"
 #include "test/catch.h"
@@ -297,6 +298,23 @@ TEST_CASE("a combination that no family has is kept in files that say so", "[fam
     const DecoderSpec grouped = gpt2.spec(settings);
     CHECK(grouped.family->model_type == std::string("train_gpt"));
     CHECK(read_back(grouped) == grouped);
+    CHECK(contains(beyond_transformers(grouped), "this combination"));
+    // ReLU² is one of GPT-2's activations; no class has soft-caps.
+    settings.n_kv_head = 0, settings.mlp = Mlp::relu2;
+    const DecoderSpec squared = gpt2.spec(settings);
+    CHECK(squared.family == &gpt2);
+    CHECK(read_back(squared) == squared);
+    CHECK(beyond_transformers(squared).empty());
+    CHECK(beyond_transformers(llama.spec(settings)) == "mlp = relu2 outside of GPT-2");
+    settings.mlp = {}, settings.attention_softcap = 50, settings.head_softcap = 30;
+    for (const Family* family : {&gpt2, &llama}) {
+        const DecoderSpec capped = family->spec(settings);
+        CHECK(capped.family->model_type == std::string("train_gpt"));
+        CHECK(read_back(capped) == capped);
+        CHECK(beyond_transformers(capped) == "attention_softcap = 50, head_softcap = 30");
+    }
+    settings = extents();
+    CHECK(beyond_transformers(llama.spec(settings)).empty());
     // Llama's class takes widths that heads divide, whatever their size; Mistral's takes any.
     settings = extents();
     settings.n_embd = 30, settings.head_size = 8;
@@ -331,6 +349,8 @@ TEST_CASE("a combination without a meaning is refused in a sentence", "[families
     refused(llama, with([](S& s) { s.rope_theta = -1; }), "rope_theta = -1");
     refused(llama, with([](S& s) { s.norm_epsilon = 2; }), "norm_epsilon = 2");
     refused(llama, with([](S& s) { s.init_std = 2; }), "init_std = 2");
+    refused(llama, with([](S& s) { s.head_softcap = -30; }), "head_softcap = -30");
+    refused(gpt2, with([](S& s) { s.attention_softcap = 1e-9; }), "attention_softcap = 1e-09");
     refused(gpt2, with([](S& s) { s.qk_norm = true; }), "set positions to rope");
     refused(gpt2, with([](S& s) { s.rope_scaling.scaling = RopeScaling::linear; }),
             "set positions to rope");

@@ -66,6 +66,8 @@ class ReferenceDecoder {
         return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     }
 
+    static double capped(double x, double cap) { return cap == 0 ? x : cap * std::tanh(x / cap); }
+
     static double silu(double x) { return x / (1 + std::exp(-x)); }
 
     /// The frequency of the pair of elements i and i + D/2, as transformers computes it.
@@ -117,7 +119,8 @@ class ReferenceDecoder {
             for (size_t s = 0; s <= t; ++s) {
                 double score = 0;
                 for (int d = 0; d < D; ++d) score += part(t, h, d) * part(s, key, d);
-                weights[s] = std::exp(score / std::sqrt(static_cast<double>(D)));
+                score = capped(score / std::sqrt(static_cast<double>(D)), spec_.attention_softcap);
+                weights[s] = std::exp(score);
                 total += weights[s];
             }
             for (int d = 0; d < D; ++d) {
@@ -146,7 +149,9 @@ class ReferenceDecoder {
             Row wide =
                 linear(norm(row, p.norm2_w, p.norm2_b), p.up_w, p.up_b, spec_.layer(0).up_width());
             for (size_t i = 0; i < F; ++i)
-                wide[i] = spec_.mlp == Mlp::swiglu ? silu(wide[i]) * wide[F + i] : gelu(wide[i]);
+                wide[i] = spec_.mlp == Mlp::swiglu ? silu(wide[i]) * wide[F + i]
+                          : spec_.mlp == Mlp::gelu ? gelu(wide[i])
+                                                   : std::pow(std::max(wide[i], 0.0), 2);
             wide.resize(F);
             add(linear(wide, p.down_w, p.down_b, spec_.n_embd));
         }
@@ -166,10 +171,11 @@ class ReferenceDecoder {
         double sum = 0;
         for (int t = 0; t < T; ++t) {
             if (targets[t] < 0) continue;
-            const Row logits = linear(
+            Row logits = linear(
                 norm(x[static_cast<size_t>(t)], registry_.final_norm_w, registry_.final_norm_b),
                 registry_.head, -1, spec_.vocab_size);
             double total = 0;
+            for (double& logit : logits) logit = capped(logit, spec_.head_softcap);
             for (const double logit : logits) total += std::exp(logit);
             sum += std::log(total) - logits[static_cast<size_t>(targets[t])];
         }

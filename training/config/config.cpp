@@ -22,6 +22,8 @@ DecoderSpec spec_of(const Config& config, int64_t vocab_size) {
                .biases = m.bias,
                .qk_norm = m.qk_norm,
                .tied_head = m.tied_head,
+               .attention_softcap = m.attention_softcap,
+               .head_softcap = m.head_softcap,
                .positions = m.positions,
                .init_std = m.init_std,
                .init_residual_scaling = m.init_residual_scaling,

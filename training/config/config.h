@@ -109,8 +109,10 @@ struct WordsOf<std::optional<Norm>> {
 
 template <>
 struct WordsOf<std::optional<Mlp>> {
-    static constexpr Word<std::optional<Mlp>> list[] = {
-        {"auto", std::nullopt}, {"gelu", Mlp::gelu}, {"swiglu", Mlp::swiglu}};
+    static constexpr Word<std::optional<Mlp>> list[] = {{"auto", std::nullopt},
+                                                        {"gelu", Mlp::gelu},
+                                                        {"swiglu", Mlp::swiglu},
+                                                        {"relu2", Mlp::relu2}};
 };
 
 template <>
@@ -193,6 +195,7 @@ struct Config {
         OneOf<std::optional<Mlp>> mlp = {};
         OneOf<std::optional<Biases>> bias = {};
         OneOf<std::optional<bool>> qk_norm = {}, tied_head = {};
+        double attention_softcap = 0, head_softcap = 0;  // 0: none
         OneOf<std::optional<Positions>> positions = {};
         double init_std = 0;
         OneOf<bool> init_residual_scaling = true;

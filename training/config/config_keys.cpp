@@ -69,7 +69,8 @@ constexpr ConfigKey table[] = {
     {KEY(model.norm_epsilon), between(0, 1),
      "Added to the variance in norms; 0: the family's, 1e-5 or for Qwen 1e-6."},
     {KEY(model.mlp), one_of<std::optional<Mlp>>(),
-     "The MLP: `gelu` (tanh approximation; `gpt2`) or `swiglu` (the others)."},
+     "The MLP: `gelu` (tanh approximation; `gpt2`), `swiglu` (the others), or `relu2`: max(x, 0)² "
+     "without a gate."},
     {KEY(model.bias), one_of<std::optional<Biases>>(),
      "Biases: in no layer (`llama`, `qwen3`, `mistral`), of queries, keys and values (`qwen2`), or "
      "in "
@@ -78,6 +79,11 @@ constexpr ConfigKey table[] = {
      "RMSNorm of each head of queries and keys before they are rotated (`qwen3`)."},
     {KEY(model.tied_head), one_of<std::optional<bool>>(),
      "Whether the output head is the token embedding (`gpt2`)."},
+    {KEY(model.attention_softcap), between(0, 1e6),
+     "Soft-cap of attention's scores: s counts as c · tanh(s / c). 0: none. Gemma 2: 50. On GPUs "
+     "our own kernels compute such attention, not cuDNN."},
+    {KEY(model.head_softcap), between(0, 1e6),
+     "Soft-cap of the logits: z counts as c · tanh(z / c). 0: none. Gemma 2: 30, nanochat: 15."},
     {KEY(model.positions), one_of<std::optional<Positions>>(),
      "`learned` vectors (`gpt2`), or `rope`: queries and keys are rotated (the others)."},
     {KEY(model.init_std), between(0, 1),

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "model/families/family.h"
+#include "model/families/other.h"
 #include "training/files/checkpoint.h"
 #include "training/files/llmc_model.h"
 #include "training/files/model_folder.h"
@@ -142,8 +143,13 @@ std::string export_model(const ExportOptions& options) {
             }
         });
     }
+    const std::string beyond = beyond_transformers(model.spec);
     return concat("exported ", described(model, dtype), from, " of ", checkpoint.string(), " to ",
-                  options.out);
+                  options.out,
+                  beyond.empty() ? ""
+                                 : concat("; only train_gpt reads it, since no class in "
+                                          "transformers has ",
+                                          beyond));
 }
 
 }  // namespace train_gpt

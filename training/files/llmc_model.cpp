@@ -109,6 +109,10 @@ void write_llmc_model(const fs::path& path, const StoredModel& model, StoredType
     if (spec.family != &gpt2)
         throw Error("llm.c's model files hold GPT-2, and this model is a ", spec.family->title,
                     "; export it with --format huggingface");
+    if (spec.mlp != Mlp::gelu)
+        throw Error(
+            "llm.c's model files hold GPT-2 with GELU, and this model has mlp = relu2; export it "
+            "with --format huggingface");
     int32_t header[header_ints] = {};
     header[at_magic] = magic;
     header[at_version] = dtype == StoredType::fp32 ? fp32_version : bf16_version;
