@@ -1,5 +1,7 @@
 #include "model/families/family.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/printable.h"
 #include "model/families/gpt2.h"
@@ -35,6 +37,29 @@ const Family& family_for(const DecoderSpec& spec) {
     for (const Family* family : families)
         if (family->holds(spec)) return *family;
     return other;
+}
+
+std::string beyond_transformers(const DecoderSpec& spec) {
+    if (spec.family != &other) return "";
+    std::string list;
+    const auto add = [&](const auto&... said) {
+        list += concat(list.empty() ? "" : ", ", said...);
+    };
+    const auto has_class = [](const DecoderSpec& wanted) {
+        return std::ranges::any_of(families, [&](const Family* family) {
+            return family != &other && family->holds(wanted);
+        });
+    };
+    if (spec.attention_softcap != 0) add("attention_softcap = ", spec.attention_softcap);
+    if (spec.head_softcap != 0) add("head_softcap = ", spec.head_softcap);
+    DecoderSpec rest = spec;
+    rest.attention_softcap = rest.head_softcap = 0;
+    if (has_class(rest)) return list;
+    if (spec.mlp == Mlp::relu2) add("mlp = relu2 outside of GPT-2");
+    rest.mlp = Mlp::swiglu;
+    if (spec.mlp != Mlp::relu2 || !has_class(rest))
+        add("this combination of norm, mlp, bias, qk_norm, tied_head and positions");
+    return list;
 }
 
 }  // namespace train_gpt

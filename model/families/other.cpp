@@ -118,22 +118,4 @@ const Family other{.model_type = "train_gpt",
                    .config = config_of,
                    .is_buffer = is_llama_class_buffer};
 
-std::string beyond_transformers(const DecoderSpec& spec) {
-    if (spec.family != &other) return "";
-    std::string list;
-    const auto add = [&](const auto&... said) {
-        list += concat(list.empty() ? "" : ", ", said...);
-    };
-    if (spec.attention_softcap != 0) add("attention_softcap = ", spec.attention_softcap);
-    if (spec.head_softcap != 0) add("head_softcap = ", spec.head_softcap);
-    DecoderSpec rest = spec;
-    rest.attention_softcap = rest.head_softcap = 0;
-    if (&family_for(rest) != &other) return list;
-    if (spec.mlp == Mlp::relu2) add("mlp = relu2 outside of GPT-2");
-    rest.mlp = Mlp::swiglu;
-    if (spec.mlp != Mlp::relu2 || &family_for(rest) == &other)
-        add("this combination of norm, mlp, bias, qk_norm, tied_head and positions");
-    return list;
-}
-
 }  // namespace train_gpt

@@ -7,8 +7,4 @@ namespace train_gpt {
 
 extern const Family other;
 
-/// Why no class in transformers computes what the spec says, for a message: "attention_softcap = 50,
-/// mlp = relu2". Empty if one does.
-std::string beyond_transformers(const DecoderSpec& spec);
-
 }  // namespace train_gpt

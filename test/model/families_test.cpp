@@ -5,7 +5,6 @@
 #include "model/families/gpt2.h"
 #include "model/families/llama.h"
 #include "model/families/mistral.h"
-#include "model/families/other.h"
 #include "model/families/qwen2.h"
 #include "model/families/qwen3.h"
 #include "test/catch.h"

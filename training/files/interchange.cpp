@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "model/families/family.h"
-#include "model/families/other.h"
 #include "training/files/checkpoint.h"
 #include "training/files/llmc_model.h"
 #include "training/files/model_folder.h"
