@@ -86,18 +86,17 @@ __device__ __forceinline__ void compute_row_stats(RowStats* stats, RowStats* all
 
 /// The accumulators of 16 keys begin with their rows' stats. Scores that are capped get them
 /// afterwards.
-template <int row_tiles>
+template <bool capped, int row_tiles>
 __device__ __forceinline__ void start_from_rows(float (&scores)[row_tiles][2][4],
                                                 float (&dp)[row_tiles][2][4],
-                                                const RowStats (&stats)[row_tiles][2],
-                                                const ScoreCap& cap) {
+                                                const RowStats (&stats)[row_tiles][2]) {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                scores[m][n][i] = cap.caps() ? 0.0f : stats[m][i / 2].scores;
+                scores[m][n][i] = capped ? 0.0f : stats[m][i / 2].scores;
                 dp[m][n][i] = stats[m][i / 2].dp;
             }
         }
@@ -119,7 +118,7 @@ __device__ __forceinline__ void cap_rows(float (&scores)[row_tiles][2][4],
 
 /// One block computes dq and RowStats for a tile of queries of one head; it streams the tiles of
 /// keys and values that they see. `scale` is the shape's scale in units of log 2.
-template <int head>
+template <int head, bool capped>
 __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_per_sm)
     backward_queries_kernel(const AttentionBackward args, const float scale, RowStats* all_stats,
                             const TileScheduler scheduler) {
@@ -168,7 +167,6 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             row_stats[m][half] = stats[warp * tiling.warp_m + m * 16 + half * 8 + lane / 4];
-    const ScoreCap cap(shape);
     float dq[row_tiles][head / 8][4] = {};
 
 #pragma unroll 1
@@ -184,10 +182,10 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
             if (key > warp_row + tiling.warp_m - 1 + block.position)
                 break;  // this warp sees no more keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
-            start_from_rows(p, ds, row_stats, cap);
+            start_from_rows<capped>(p, ds, row_stats);
             multiply<head>(p, q_fragments, key_rows + right);
             multiply<head>(ds, dout_fragments, key_rows + tile_bytes + right);
-            if (cap.caps()) cap_rows(p, ds, row_stats, cap);
+            if constexpr (capped) cap_rows(p, ds, row_stats, ScoreCap(shape));
             to_probabilities(p, scale);
             block.mask(p, 0, warp_row, key, lane, shape.T);
             multiply_elements(ds, p);
@@ -278,10 +276,10 @@ __device__ __forceinline__ TwoRowStats load_stats(uint32_t stats, int n, int lan
 
 /// The accumulators of 16 queries begin with their columns' stats, which are in shared memory.
 /// Scores that are capped get them afterwards.
-template <int row_tiles>
+template <bool capped, int row_tiles>
 __device__ __forceinline__ void start_from_columns(float (&scores)[row_tiles][2][4],
                                                    float (&dp)[row_tiles][2][4], uint32_t stats,
-                                                   int lane, const ScoreCap& cap) {
+                                                   int lane) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
         const TwoRowStats columns = load_stats(stats, n, lane);
@@ -289,7 +287,7 @@ __device__ __forceinline__ void start_from_columns(float (&scores)[row_tiles][2]
         for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                scores[m][n][i] = cap.caps() ? 0.0f : columns.of[i % 2].scores;
+                scores[m][n][i] = capped ? 0.0f : columns.of[i % 2].scores;
                 dp[m][n][i] = columns.of[i % 2].dp;
             }
         }
@@ -335,7 +333,7 @@ __device__ __forceinline__ void store_key_gradients(const AttentionBackward& arg
 /// One block computes dk and dv for a tile of keys of one key head; for each query head that shares
 /// it, the block streams the tiles of queries and dout that see the keys. Scores are transposed: a
 /// warp's rows are keys.
-template <int head>
+template <int head, bool capped>
 __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per_sm)
     backward_keys_kernel(const AttentionBackward args, const float scale, const RowStats* all_stats,
                          const TileScheduler scheduler) {
@@ -381,7 +379,6 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
     const OperandFragments<head, tiling.warp_m, tiling.in_registers - row_tiles> v_fragments(
         values, warp, lane);
     const uint32_t right = lane_offset_right<head>(lane), down = lane_offset_down<head>(lane);
-    const ScoreCap cap(shape);
     float dk[row_tiles][head / 8][4] = {}, dv[row_tiles][head / 8][4] = {};
 
 #pragma unroll 1
@@ -399,10 +396,10 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
             if (query + 15 + block.position < warp_row)
                 continue;  // none of the 16 queries sees the warp's keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
-            start_from_columns(p, ds, stats, lane, cap);
+            start_from_columns<capped>(p, ds, stats, lane);
             multiply<head>(p, k_fragments, query_rows + right);
             multiply<head>(ds, v_fragments, query_rows + tile_bytes + right);
-            if (cap.caps()) cap_columns(p, ds, stats, lane, cap);
+            if constexpr (capped) cap_columns(p, ds, stats, lane, ScoreCap(shape));
             to_probabilities(p, scale);
             block.mask(p, warp_row, query, lane);
             multiply_elements(ds, p);
@@ -427,16 +424,16 @@ void attention_backward_tiled(Stream& stream, const AttentionBackward& args) {
     const AttentionShape& shape = args.shape;
     auto* const stats = stream.scratch_for<RowStats>(attention_backward_tiled_scratch_bytes(shape));
     const float scale = shape.scale * std::numbers::log2e_v<float>;
-    with_padded_head(shape.D, [&](auto padded) {
+    with_variant(shape, [&](auto padded, auto capped) {
         constexpr int head = padded;
         const int64_t row_bytes = int64_t{2} * shape.D * sizeof(Element);
         const int group = shape.H / shape.H_kv;
-        launch(stream, backward_queries_kernel<head>,
+        launch(stream, backward_queries_kernel<head, capped>,
                tile_scheduler(stream, shape.B * shape.H,
                               ceil_div(shape.T, backward_queries_tiling(head).block_m()),
                               row_bytes * shape.S / group),
                queries_shared_bytes<head>, args, scale, stats);
-        launch(stream, backward_keys_kernel<head>,
+        launch(stream, backward_keys_kernel<head, capped>,
                tile_scheduler(stream, shape.B * shape.H_kv,
                               ceil_div(shape.S, backward_keys_tiling(head).block_m()),
                               row_bytes * shape.T * group),

@@ -70,7 +70,7 @@ __device__ __forceinline__ void take_exponentials(float (&scores)[row_tiles][col
 /// One block computes out and lse for a tile of queries of one head: it holds the queries and
 /// streams the tiles of keys and values that they see, beginning with the first. Scores stay in
 /// registers. `scale` is the shape's scale in units of log 2.
-template <int head>
+template <int head, bool capped>
 __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
     forward_kernel(const AttentionForward args, const float scale, const TileScheduler scheduler) {
     constexpr Tiling tiling = forward_tiling(head);
@@ -86,7 +86,6 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
     const QueryBlock block(shape, tiling, scheduler);
     const int warp = warp_index(), lane = lane_index();
     const int warp_row = block.first_row + warp * tiling.warp_m;
-    const ScoreCap cap(shape);
 
     const Element *k = head_of(args.k, block.b, block.h_kv),
                   *v = head_of(args.v, block.b, block.h_kv);
@@ -121,7 +120,7 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
 
         float scores[row_tiles][columns][4] = {};
         multiply<head>(scores, q_fragments, stage + right);
-        if (cap.caps()) cap_scores(scores, cap);
+        if constexpr (capped) cap_scores(scores, ScoreCap(shape));
         block.mask(scores, -std::numeric_limits<float>::infinity(), warp_row, key, lane, shape.T);
         take_exponentials<head>(scores, row_max, row_sum, out, scale);
 #pragma unroll
@@ -156,12 +155,12 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
 
 void attention_forward_tiled(Stream& stream, const AttentionForward& args) {
     const AttentionShape& shape = args.shape;
-    with_padded_head(shape.D, [&](auto padded) {
+    with_variant(shape, [&](auto padded, auto capped) {
         constexpr int head = padded;
         const int tiles = ceil_div(shape.T, forward_tiling(head).block_m());
         const int64_t bytes =
             int64_t{2} * shape.S * shape.D * sizeof(Element) / (shape.H / shape.H_kv);
-        launch(stream, forward_kernel<head>,
+        launch(stream, forward_kernel<head, capped>,
                tile_scheduler(stream, shape.B * shape.H, tiles, bytes), forward_shared_bytes<head>,
                args, shape.scale * std::numbers::log2e_v<float>);
     });
