@@ -223,7 +223,7 @@ std::string change_that_fits(const RunShape& shape, const Device& device, uint64
 
     // The most ranks or the shortest sequences need the least memory: where those do not fit,
     // nothing in between does.
-    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
+    const int64_t sequences = config.least_tokens_per_step() / config.sequence_length();
     int most = ranks;
     while (2 * int64_t{most} <= std::min(sequences, most_ranks)) most *= 2;
     std::vector<std::optional<int>> stages;
@@ -236,7 +236,7 @@ std::string change_that_fits(const RunShape& shape, const Device& device, uint64
         for (int on = ranks; on <= most; on *= 2)
             if (const std::string found = try_with(split, on); !found.empty()) return found;
     }
-    const int64_t tokens = config.batch.tokens_per_step;
+    const int64_t tokens = config.least_tokens_per_step();
     int shortest = config.sequence_length();
     // Where a rank holds all tokens of a step, shorter sequences do not need less memory.
     const bool holds_all =
