@@ -36,7 +36,6 @@
 #include "training/config/load_config.h"
 #include "training/config/resolved_config.h"
 #include "training/decisions.h"
-#include "training/files/decay_start.h"
 #include "training/files/interchange.h"
 #include "training/files/run_folder.h"
 #include "training/interrupt.h"
@@ -170,12 +169,6 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
         return 0;
     }
 
-    if (line.command == CommandLine::Command::train)
-        first_for_all(world, [&] {
-            copy_decay_start(given, [&] { world.activity().pulse(); });
-            return "";
-        });
-
     // Decide what the configuration leaves open, allocate all memory, and choose kernels
     const Decisions decided = decide(given, data.spec(), device, mesh, line.choices);
     Config config = given;
@@ -197,6 +190,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     trainer.connect(mesh);
 
     // Take the weights and the optimizer's state from the newest checkpoint, or begin a new run
+    if (line.command == CommandLine::Command::train) begin_decay(given, data, world);
     const RunFolder folder(given.run_dir, world);
     const std::optional<RunPosition> resumed = resume(given, data, trainer, world, progress);
     if (!resumed) initialize_weights(given, data, trainer, world, progress);

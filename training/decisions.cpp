@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include <omp.h>
 
@@ -16,13 +17,16 @@
 #include "parallel/together.h"
 #include "training/config/micro_batches.h"
 #include "training/files/checkpoint.h"
+#include "training/files/decay_start.h"
 #include "training/plan/fit.h"
 #include "training/plan/peak.h"
 
 namespace train_gpt {
 
-Choices kept_choices(const std::filesystem::path& run_dir) {
-    for (const auto& checkpoint : list_checkpoints(run_dir)) {
+Choices kept_choices(const Config& config) {
+    std::vector<std::filesystem::path> checkpoints = list_checkpoints(config.run_dir);
+    if (const auto start = decay_start_to_copy(config)) checkpoints = {*start};
+    for (const auto& checkpoint : checkpoints) {
         try {
             verify_checkpoint(checkpoint, Verify::choices);
             Choices kept = read_choices(checkpoint);
@@ -92,8 +96,7 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     });
     decided.dtype = resolve_dtype(dtype, device);
     decided.kept = choices_from_json(first_for_all(world, [&] {
-        return to_json(choices_of.empty() ? kept_choices(config.run_dir)
-                                          : given_choices(choices_of));
+        return to_json(choices_of.empty() ? kept_choices(config) : given_choices(choices_of));
     }));
     const RunShape shape(with_kept_sums(config, decided.kept), spec, decided.dtype, Recompute::none,
                          world.size());

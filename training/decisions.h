@@ -16,9 +16,10 @@
 
 namespace train_gpt {
 
-/// The choices in the newest checkpoint of a run's folder whose choices.json is undamaged. Empty
-/// choices if there is no such checkpoint.
-Choices kept_choices(const std::filesystem::path& run_dir);
+/// The choices in the newest checkpoint of a run whose choices.json is undamaged; of the checkpoint
+/// that schedule.decay_from names, for a run that begins with it. Empty choices if there is no such
+/// checkpoint.
+Choices kept_choices(const Config& config);
 
 /// The decisions that the plan of memory needs.
 struct Decisions {

@@ -11,6 +11,7 @@
 #include "training/complete_run.h"
 #include "training/config/config_text.h"
 #include "training/files/checkpoint.h"
+#include "training/files/decay_start.h"
 #include "training/files/grids_file.h"
 #include "training/files/model_folder.h"
 #include "training/files/spikes_file.h"
@@ -27,23 +28,30 @@ bool same_tokens(const std::filesystem::path& folder, const Tokenizer* tokenizer
     return !theirs || !tokenizer || tokenizer->has_tokens_of(*theirs);
 }
 
-/// Throws Error if the run cannot resume from a checkpoint because it has another model or
-/// tokenizer; prints what else has changed.
-void compare_with(const std::filesystem::path& checkpoint, const Config& config,
-                  const RunData& data, Progress& progress) {
+/// Throws Error if the run cannot continue from a checkpoint because it has another model,
+/// tokenizer or optimizer.
+void require_continuable(const std::filesystem::path& checkpoint, const Config& config,
+                         const RunData& data) {
     require_same_model(checkpoint, read_model_spec(checkpoint), data.spec());
     if (!same_tokens(checkpoint, data.tokenizer()))
         throw Error("the tokenizer ", config.tokenizer.path,
                     " has different tokens from the one in ", checkpoint.string(),
                     "; change tokenizer.path back, or start afresh with "
                     "another run_dir");
-    Config before = checkpoint_config(checkpoint);
+    const Config before = checkpoint_config(checkpoint);
     if (!(before.optimizer.name == config.optimizer.name))
         throw Error(checkpoint.string(), " has the state of the optimizer ",
                     before.optimizer.name.word(), ", and optimizer.name is ",
                     config.optimizer.name.word(),
                     "; change it back, or start another run_dir from these weights with "
                     "model.init_from");
+}
+
+/// The same; prints what else has changed.
+void compare_with(const std::filesystem::path& checkpoint, const Config& config,
+                  const RunData& data, Progress& progress) {
+    require_continuable(checkpoint, config, data);
+    Config before = checkpoint_config(checkpoint);
     // "auto" is what the run did before, or another line says what has changed.
     if (config.parallel.sums.is_auto()) before.parallel.sums = config.parallel.sums;
     for (const std::string& change : config_differences(before, config))
@@ -194,6 +202,15 @@ std::string describe_if_complete(const Config& config, const RunData& data, cons
         if (!done) return "";
         compare_with(done->checkpoint, config, data, progress);
         return describe(*done, config, steps);
+    });
+}
+
+void begin_decay(const Config& config, const RunData& data, const World& world) {
+    first_for_all(world, [&] {
+        if (const auto checkpoint = decay_start_to_copy(config))
+            require_continuable(*checkpoint, config, data);
+        copy_decay_start(config, [&] { world.activity().pulse(); });
+        return "";
     });
 }
 

@@ -23,6 +23,10 @@ namespace train_gpt {
 std::string describe_if_complete(const Config& config, const RunData& data, const World& world,
                                  Progress& progress);
 
+/// Copies the checkpoint of schedule.decay_from into a new run's folder, from where the run
+/// resumes. Before it writes anything, throws Error if the run cannot continue from it.
+void begin_decay(const Config& config, const RunData& data, const World& world);
+
 /// The position where a new run starts.
 RunPosition start_of(const Config& config, const RunData& data);
 

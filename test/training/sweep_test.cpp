@@ -153,7 +153,9 @@ TEST_CASE(
     for (int trial = 0; trial < 30; ++trial) check_random_summary();
 }
 
-TEST_CASE("halving points are a quarter and half of a run, and never step 0", "[sweep]") {
-    CHECK(halving_points(400) == std::vector<int64_t>{100, 200});
-    CHECK(halving_points(1) == std::vector<int64_t>{1, 1});
+TEST_CASE("halving points are a quarter and half of a run, and never its first step", "[sweep]") {
+    CHECK(halving_points(0, 400) == std::vector<int64_t>{100, 200});
+    CHECK(halving_points(0, 1) == std::vector<int64_t>{1, 1});
+    CHECK(halving_points(1000, 1400) == std::vector<int64_t>{1100, 1200});  // decays from 1000
+    CHECK(halving_points(1000, 1001) == std::vector<int64_t>{1001, 1001});
 }

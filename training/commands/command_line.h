@@ -7,6 +7,7 @@
 
 #include "dataloader/prepare.h"
 #include "training/config/config.h"
+#include "training/files/decay_start.h"
 #include "training/files/interchange.h"
 #include "training/replay.h"
 #include "training/report/options.h"
@@ -98,8 +99,11 @@ struct CommandLine {
     int depth = 0;  // 0: none is given
 };
 
-/// The configuration for `train`, `sweep` and `plan` on `world` ranks: a file or preset, then --data, then
-/// --set.
-Config load_config(const CommandLine& line, int world);
+/// The configuration for `train`, `sweep` and `plan`: a file or preset, then --data, then --set. No
+/// rule between keys is checked, and schedule.decay_from is as it was given.
+Config given_config(const CommandLine& line);
+
+/// The same for a run on `world` ranks: what with_decay_from() makes of it, checked.
+Config load_config(const CommandLine& line, int world, DecaysOf decays = DecaysOf::run);
 
 }  // namespace train_gpt

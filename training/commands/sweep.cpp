@@ -32,7 +32,8 @@ void add_runs(const CommandLine& line, size_t c, SweepPlan& plan) {
     CommandLine with = line;
     with.overrides.insert(with.overrides.end(), combination.overrides.begin(),
                           combination.overrides.end());
-    Config config = load_config(with, 1);
+    const std::string decay_from = given_config(with).schedule.decay_from;
+    Config config = load_config(with, 1, DecaysOf::sweep);
     require_run_inputs(config, line.config);
     const RunData data(config, line.config);
     plan.folder = config.run_dir;
@@ -46,6 +47,8 @@ void add_runs(const CommandLine& line, size_t c, SweepPlan& plan) {
                              .combination = c,
                              .seed = config.seed,
                              .config = config,
+                             .decay_from = decay_from,
+                             .first_step = first_step_of(config),
                              .steps = steps});
     }
 }

@@ -37,7 +37,7 @@ ResolvedConfig resolve_here(const Config& given, int ranks, int local_ranks) {
     try {
         const DecoderSpec spec = spec_of(given, vocab_size_of(given));
         config = resolve(config, spec, dtype);
-        const Choices kept = kept_choices(given.run_dir);
+        const Choices kept = kept_choices(given);
         const RunShape shape(with_kept_sums(given, kept), spec, dtype, Recompute::none, ranks);
         const uint64_t available = memory_for_a_rank(device, shape.mesh, local_ranks);
         const bool keeps = kept_fit(kept, available, shape, device).has_value();

@@ -11,6 +11,8 @@
 #include "tokenizer/tokenizer.h"
 #include "training/config/config_text.h"
 #include "training/data_use.h"
+#include "training/files/checkpoint.h"
+#include "training/files/decay_start.h"
 #include "training/plan/fit.h"
 #include "training/plan/pipeline_plan.h"
 #include "training/plan/traffic.h"
@@ -80,36 +82,58 @@ std::string levels_table(const std::vector<Arena>& plans, const Device& device) 
 /// Memory of the largest GPU known, a B300.
 constexpr uint64_t largest_gpu_bytes = 288'000'000'000;
 
+/// The tokens of each step of a run that has not begun, or that decays from another run's steps.
+TokenCount planned_tokens(const Config& config) {
+    TokenCount tokens(config.batch.tokens_per_step);
+    if (config.schedule.decay_from.empty()) {
+        plan_steps(tokens, 0, config);
+        return tokens;
+    }
+    // After the start, the other run's checkpoint may be gone
+    const auto start = decay_start_to_copy(config);
+    tokens = checkpoint_position(start ? *start : find_checkpoint(config.run_dir)).tokens;
+    plan_steps(tokens, first_step_of(config), config);
+    return tokens;
+}
+
+/// "run          5 steps, 640 tokens\n"
+std::string length_lines(const Config& config, const TokenCount& tokens, int64_t steps) {
+    const int64_t first = first_step_of(config);
+    std::string text =
+        concat("run          ", with_separators(steps - first), " steps, ",
+               with_separators(tokens.before(steps) - tokens.before(first)), " tokens\n");
+    if (first > 0)
+        text += concat("             after the ", with_separators(first), " steps of ",
+                       config.schedule.decay_from, ", which had ",
+                       with_separators(tokens.before(first)), " tokens\n");
+    if (const int64_t full = tokens.parts().back().first_step;
+        config.batch.warmup_tokens > 0 && full > first)
+        text += concat("             batch warm-up: ", with_separators(tokens.of_step(first)),
+                       " tokens in the first step, ", with_separators(tokens.per_step()),
+                       " from step ", with_separators(full + 1), " on\n");
+    return text;
+}
+
 /// How long the run is, and how often it reads its data, as far as that is known where the data are
 /// not here yet.
 std::string run_lines(const Config& config, const DecoderSpec& spec) {
     const std::optional<DataUse> data = data_use_if_readable(config, spec.vocab_size);
+    const TokenCount of_steps = planned_tokens(config);
     std::string text;
-    if (config.schedule.epochs == 0 || data) {
-        const int64_t steps = total_steps(config, data ? data->epoch_tokens() : 0);
-        TokenCount tokens(config.batch.tokens_per_step);
-        plan_steps(tokens, 0, config);
-        text += concat("run          ", with_separators(steps), " steps, ",
-                       with_separators(tokens.before(steps)), " tokens\n");
-        if (config.batch.warmup_tokens > 0)
-            text += concat("             batch warm-up: ", with_separators(tokens.of_step(0)),
-                           " tokens in the first step, ", with_separators(tokens.per_step()),
-                           " from step ", with_separators(tokens.parts().back().first_step + 1),
-                           " on\n");
-    }
+    if (config.schedule.epochs == 0 || data)
+        text = length_lines(config, of_steps,
+                            total_steps(config, data ? data->epoch_tokens() : 0, of_steps));
     if (config.data.train.empty()) return text;
     if (!data)
         return text +
                "data         cannot be read here, so that the passes over it are not known\n";
-    TokenCount of_steps(config.batch.tokens_per_step);
-    plan_steps(of_steps, 0, config);
     const int64_t tokens = scheduled_tokens(config, data->epoch_tokens())
                                .value_or(of_steps.before(config.schedule.steps));
     const std::vector<SourceUse> planned = data->after(data->order(), tokens);
     for (const SourceUse& source : planned)
         if (!std::isnan(source.passes))
             text += concat("data         ", describe_passes(source.passes), " over ", source.name,
-                           "\n");
+                           first_step_of(config) > 0 ? ", with the steps before" : "", "\n");
     if (const std::string note = note_on_repetition(planned); !note.empty())
         text += "note         " + note + "\n";
     return text;

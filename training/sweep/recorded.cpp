@@ -13,8 +13,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-double mean_of_last_tenth(const MetricsTable& training, int64_t step) {
-    const int64_t after = step - std::max<int64_t>(step / 10, 1);
+double mean_of_last_tenth(const MetricsTable& training, int64_t step, int64_t first) {
+    const int64_t after = step - std::max<int64_t>((step - first) / 10, 1);
     const std::vector<double> losses = training.column("loss");
     // If no step of the tenth was logged (log.every), the last loss before
     double sum = 0, last = std::nan("");
@@ -44,7 +44,7 @@ const char* name_of(Measure measure) {
                                                    : "training loss";
 }
 
-RunRecord read_record(const fs::path& folder, Measure measure) {
+RunRecord read_record(const fs::path& folder, Measure measure, int64_t first) {
     RunRecord record;
     if (!fs::exists(folder / "metrics.jsonl")) return record;
     const RecordedRun run(folder);
@@ -55,14 +55,14 @@ RunRecord read_record(const fs::path& folder, Measure measure) {
                       history.back().value("reason", "") == "complete";
     if (!record.complete) return record;
     record.loss = measure == Measure::training_loss
-                      ? mean_of_last_tenth(run.training(), run.last_step())
+                      ? mean_of_last_tenth(run.training(), run.last_step(), first)
                       : run.evaluations().last(field_of(measure));
     return record;
 }
 
-double training_loss_before(const fs::path& folder, int64_t step) {
+double training_loss_before(const fs::path& folder, int64_t step, int64_t first) {
     if (!fs::exists(folder / "metrics.jsonl")) return std::nan("");
-    return mean_of_last_tenth(RecordedRun(folder).training(), step);
+    return mean_of_last_tenth(RecordedRun(folder).training(), step, first);
 }
 
 }  // namespace train_gpt

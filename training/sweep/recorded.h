@@ -20,11 +20,12 @@ struct RunRecord {
     double loss =
         std::nan("");  // of a complete run: its last evaluation, or training_loss_before()
 };
-/// Reads a run's folder. Where there is none, nothing has been done.
-RunRecord read_record(const std::filesystem::path& folder, Measure measure);
+/// Reads a run's folder. Where there is none, nothing has been done. `first`: the step after which
+/// the run begins (first_step_of()).
+RunRecord read_record(const std::filesystem::path& folder, Measure measure, int64_t first);
 
-/// The mean training loss of the last tenth of the steps up to `step`, over the steps that are
-/// logged. NaN if none is.
-double training_loss_before(const std::filesystem::path& folder, int64_t step);
+/// The mean training loss of the last tenth of the steps after `first` up to `step`, over the steps
+/// that are logged. NaN if none is.
+double training_loss_before(const std::filesystem::path& folder, int64_t step, int64_t first);
 
 }  // namespace train_gpt

@@ -18,6 +18,7 @@
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
 #include "training/files/checkpoint.h"
+#include "training/files/decay_start.h"
 #include "training/files/run_folder.h"
 #include "training/interrupt.h"
 #include "training/sweep/jobs.h"
@@ -63,6 +64,9 @@ class Sweep {
 
   private:
     fs::path folder_of(size_t run) const { return plan_.folder / plan_.runs[run].name; }
+    std::vector<int64_t> points_of(size_t run) const {
+        return halving_points(plan_.runs[run].first_step, plan_.runs[run].steps);
+    }
     void refuse_other_folders() const;
     void write_configurations() const;
     void read(size_t run);
@@ -114,11 +118,12 @@ void Sweep::write_configurations() const {
         }
         make_directory(folder_of(run));
         write_file(file, to_json(config));
+        record_decay_start(folder_of(run), plan_.runs[run].decay_from, config);
     }
 }
 
 void Sweep::read(size_t run) {
-    const RunRecord record = read_record(folder_of(run), plan_.measure);
+    const RunRecord record = read_record(folder_of(run), plan_.measure, plan_.runs[run].first_step);
     SweptRun& swept = runs_[run];
     swept.step = record.step;
     swept.loss = record.loss;
@@ -203,7 +208,8 @@ double Sweep::halving_loss(size_t combination, size_t point) const {
     for (size_t run = 0; run < runs_.size(); ++run) {
         if (runs_[run].combination != combination) continue;
         if (failed_.contains(run)) return std::nan("");
-        sum += training_loss_before(folder_of(run), halving_points(plan_.runs[run].steps)[point]);
+        sum +=
+            training_loss_before(folder_of(run), points_of(run)[point], plan_.runs[run].first_step);
         ++count;
     }
     return sum / count;
@@ -269,9 +275,8 @@ int Sweep::run() {
         return !interrupted() && std::ranges::count(runs_, State::stopped, &SweptRun::state) == 0;
     };
     if (plan_.options.halve)
-        for (size_t point = 0; point < halving_points(1).size() && goes_on(); ++point) {
-            for (size_t run = 0; run < runs_.size(); ++run)
-                stops[run] = halving_points(plan_.runs[run].steps)[point];
+        for (size_t point = 0; point < halving_points(0, 1).size() && goes_on(); ++point) {
+            for (size_t run = 0; run < runs_.size(); ++run) stops[run] = points_of(run)[point];
             train_to(stops);
             if (goes_on()) halve(point);
         }
@@ -281,8 +286,9 @@ int Sweep::run() {
 
 }  // namespace
 
-std::vector<int64_t> halving_points(int64_t steps) {
-    return {std::max<int64_t>(steps / 4, 1), std::max<int64_t>(steps / 2, 1)};
+std::vector<int64_t> halving_points(int64_t first, int64_t steps) {
+    const int64_t trained = steps - first;
+    return {first + std::max<int64_t>(trained / 4, 1), first + std::max<int64_t>(trained / 2, 1)};
 }
 
 int run_sweep(const SweepPlan& plan, const std::function<void(const std::string&)>& say) {

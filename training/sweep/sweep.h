@@ -29,7 +29,9 @@ struct PlannedRun {
     size_t combination = 0;
     uint64_t seed = 0;
     Config config;
-    int64_t steps = 0;  // of the whole run; needed if the sweep halves
+    std::string decay_from = {};  // schedule.decay_from as it was given; config has its checkpoint
+    int64_t first_step = 0;       // first_step_of(): the run trains the steps after it,
+    int64_t steps = 0;            // up to this one; needed if the sweep halves
 };
 
 struct SweepPlan {
@@ -42,9 +44,9 @@ struct SweepPlan {
 };
 
 /// The steps after which --halve stops the worse half of the combinations: a quarter and half of
-/// the run. Combinations are compared by their mean training loss before the step
+/// the steps that a run trains, which are those after `first` up to `steps`. Combinations are compared by their mean training loss before the step
 /// (training_loss_before()): runs with one seed have trained on the same samples.
-std::vector<int64_t> halving_points(int64_t steps);
+std::vector<int64_t> halving_points(int64_t first, int64_t steps);
 
 /// Trains what is left to train, writes sweep.json and report.html, and prints the result to
 /// stdout. `say` prints a line about progress. Returns the exit code: 0 if all runs have finished
