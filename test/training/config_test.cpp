@@ -346,10 +346,32 @@ TEST_CASE("exact sums are refused where they cannot give the same bits, and have
     // 2,048 gradients in a step, and one more
     CHECK(refusal({"batch.micro_batch=2", "batch.tokens_per_step=32768"}).empty());
     CHECK(contains(refusal({"batch.micro_batch=2", "batch.tokens_per_step=32784"}),
-                   "a step has 2049 micro-batches; raise batch.micro_batch"));
+                   "a step has 2049 micro-batches; use batch.micro_batch=3, or parallel.sums="));
     CHECK(contains(
         refusal({"batch.micro_batch=2", "batch.tokens_per_step=16400", "parallel.context=2"}),
         "a step has 1025 micro-batches on 2 context-parallel ranks each"));
+
+    // What is advised works, also with a batch warm-up, whose smallest step limits the micro-batch
+    for (int trial = 0; trial < 20; ++trial) {
+        const int64_t part = random_int(1, 6), micro = random_int(1, 3),
+                      least = micro * random_int(1, 3),
+                      steps = part * (6300 / (least * part) + random_int(0, 300));
+        std::vector<std::string> settings{
+            concat("batch.tokens_per_step=", 8 * least * steps), "batch.warmup_tokens=1000",
+            concat("batch.warmup_tokens_per_step=", 8 * least), concat("batch.micro_batch=", micro),
+            concat("parallel.context=", random_int(1, 2) == 1 ? 1 : 2)};
+        const std::string problem = refusal(settings);
+        CAPTURE(settings, problem);
+        REQUIRE(contains(problem, "batch.micro_batch="));
+        REQUIRE(contains(problem, ", or parallel.sums=fp32"));
+        const size_t from = problem.find("; use ") + 6;
+        std::istringstream advice(problem.substr(from, problem.find(", or ") - from));
+        for (std::string word; advice >> word;)
+            if (word != "with") settings.push_back(word);
+        CHECK(refusal(settings) == "");
+        settings.emplace_back("parallel.sums=fp32");
+        CHECK(refusal(settings) == "");
+    }
 }
 
 TEST_CASE("training data are one glob or a list of sources with weights", "[config]") {

@@ -1,6 +1,7 @@
 #include "training/config/layout.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "base/error.h"
@@ -200,15 +201,42 @@ int64_t contributions_of_step(const RunShape& shape) {
     return config.micro_batches_per_step() * config.parallel.context;
 }
 
+namespace {
+
+/// Settings with a larger micro-batch, of which a step has at most so many; each step of a batch
+/// warm-up stays a whole number of micro-batches. Empty if there are none.
+std::string larger_micro_batch(const Config& config, int64_t most) {
+    if (most == 0) return "";
+    const int64_t T = config.sequence_length(), sequences = config.batch.tokens_per_step / T,
+                  least = config.least_tokens_per_step() / T;
+    const auto is_enough = [&](int64_t B) { return sequences % B == 0 && sequences / B <= most; };
+    const int64_t smallest = std::max<int64_t>(config.batch.micro_batch + 1, sequences / most);
+    for (int64_t B = smallest; B <= least; ++B)
+        if (is_enough(B) && least % B == 0) return concat("batch.micro_batch=", B);
+    int64_t B = smallest;
+    while (B <= sequences && !is_enough(B)) ++B;
+    if (B > sequences) return "";
+    // The smallest step of the warm-up that is nearest to the given one
+    int64_t step = B;
+    for (int64_t other = B; other <= sequences; other += B)
+        if (sequences % other == 0 && std::abs(other - least) < std::abs(step - least))
+            step = other;
+    return concat("batch.micro_batch=", B, " with batch.warmup_tokens_per_step=", step * T);
+}
+
+}  // namespace
+
 std::string contributions_problem(const Config& config) {
     // With more, each is rounded to fewer than 18 bits, which fp32 sums exceed (docs/learning.md).
     constexpr int64_t most = 2048;
     const int64_t micro_batches = config.micro_batches_per_step(), parts = config.parallel.context;
     if (micro_batches * parts <= most) return "";
+    const std::string larger = larger_micro_batch(config, most / parts);
     return concat("parallel.sums = \"exact\" adds up to ", most,
                   " gradients in a step, but a step has ", micro_batches, " micro-batches",
                   parts > 1 ? concat(" on ", parts, " context-parallel ranks each") : "",
-                  "; raise batch.micro_batch, or use parallel.sums=fp32");
+                  larger.empty() ? "; use " : concat("; use ", larger, ", or "),
+                  "parallel.sums=fp32");
 }
 
 StepSizes sizes_of_step(const RunShape& shape, const Device& device,
