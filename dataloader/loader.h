@@ -51,7 +51,7 @@ struct LoaderOptions {
     int rank = 0, world = 1;
     std::optional<uint32_t> document_boundary;
     int prefetch = 4;  // micro-batches prepared ahead of the one in use
-    /// From the loader's step `first_step` on, steps have so many micro-batches. In ascending order.
+    /// From the loader's step `first_step` on, steps have so many micro-batches. Ascending.
     struct Change {
         int64_t first_step;
         int micro_batches;
@@ -80,9 +80,9 @@ int64_t count_windows(const TokenShards& shards, int T);
 ///     epoch = floor(i / windows),  window = permutation(seed, source, epoch, i mod windows)
 ///
 /// where before(s) micro-batches are in the steps before s: s · micro_batches_per_step unless there
-/// are changes; over the windows of all shards of its source: each window is seen exactly once per epoch of that
-/// source. The order of samples depends neither on how they are divided into steps and these into
-/// micro-batches nor on the number of ranks.
+/// are changes; over the windows of all shards of its source: each window is seen exactly once per
+/// epoch of that source. The order of samples depends neither on how they are divided into steps and
+/// these into micro-batches nor on the number of ranks.
 /// Rank r of `world` takes micro-batches [r·m/world, (r+1)·m/world) of a step's m.
 class TrainLoader {
   public:

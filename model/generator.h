@@ -48,9 +48,10 @@ class Generator final : public TokenGenerator {
         std::span<const int32_t> tokens, targets;
         std::span<Score> scores;  // of the targets
     };
-    /// Scores continuations of the tokens that feed() has taken; none of them sees another one. They
-    /// go through the model together, as far as they fit into a chunk. Computes `likeliest` only if
-    /// asked to. The generator's tokens stay what they are; logits() are not valid afterwards.
+    /// Scores continuations of the tokens that feed() has taken; none of them sees another one.
+    /// They go through the model together, as far as they fit into a chunk. Computes `likeliest`
+    /// only if asked to. The generator's tokens stay what they are; logits() are not valid
+    /// afterwards.
     void score(Stream& stream, std::span<const Continuation> continuations, bool with_likeliest);
     const DecoderSpec& spec() const { return spec_; }
     size_t scratch_bytes(const Stream& stream) const override;

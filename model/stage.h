@@ -88,8 +88,8 @@ class Stage {
     void skip_backward(Stream& stream, Backward part);
 
     /// The logits of the token after a position of a forward pass, which counts over all sequences
-    /// of the batch. Only in a stage that ends the model. out: fp32 [1, padded_vocabulary_of_all()] in the device's memory;
-    /// entries past vocab_size are padding.
+    /// of the batch. Only in a stage that ends the model. out: fp32 [1, padded_vocabulary_of_all()]
+    /// in the device's memory; entries past vocab_size are padding.
     void next_token_logits(Stream& stream, int slot, int64_t position, Tensor out);
     int64_t padded_vocabulary_of_all() const { return tensor_.size() * padded_vocabulary(); }
 

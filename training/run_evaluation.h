@@ -38,14 +38,15 @@ struct EvaluationPlace {
     MetricsLog& metrics;
 };
 
-/// Computes the validation loss, and HellaSwag and tasks if the configuration names them. Shows the progress on
-/// a terminal. Returns false on all ranks if a signal to one of them interrupted the evaluation.
+/// Computes the validation loss, and HellaSwag and tasks if the configuration names them. Shows the
+/// progress on a terminal. Returns false on all ranks if a signal to one of them interrupted the
+/// evaluation.
 bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at);
 
-/// Computes the validation loss that a new run starts from, without HellaSwag and tasks. Does so only if it
-/// takes 30 seconds at most. `least_seconds`: the time it takes at the measured speed of matrix
-/// products. Abandons the evaluation if it takes longer than 30 seconds after all, and prints that.
-/// Also abandons it at a signal.
+/// Computes the validation loss that a new run starts from, without HellaSwag and tasks. Does so
+/// only if it takes 30 seconds at most. `least_seconds`: the time it takes at the measured speed of
+/// matrix products. Abandons the evaluation if it takes longer than 30 seconds after all, and
+/// prints that. Also abandons it at a signal.
 void evaluate_at_start(const Evaluations& on, const EvaluationPlace& at, double least_seconds);
 
 /// A note for the user if `tokenize` took the validation data from the end of the text: their loss

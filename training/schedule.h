@@ -14,7 +14,8 @@ namespace train_gpt {
 ///
 ///   S · k,  k = min(N / S, 1 + floor((N / S - 1) · t / W))
 ///
-/// So a step's size depends on t alone, and a run that resumes has the sizes that it would have had.
+/// So a step's size depends on t alone, and a run that resumes has the sizes that it would have
+/// had.
 void plan_steps(TokenCount& tokens, int64_t step, const Config& config);
 
 /// The tokens that the schedule asks for: schedule.tokens, or schedule.epochs · epoch_tokens
@@ -38,7 +39,8 @@ int64_t total_steps(const Config& config, int64_t epoch_tokens);
 ///   cosine     L · (f + (1 - f) · (1 + cos(π·x)) / 2)
 ///   linear     L · (f + (1 - f) · (1 - x))
 ///   wsd        L, then linear over the last schedule.decay_steps steps, or if these are 0, over
-///              the last schedule.decay_fraction · N steps (at least one, and none of the warm-up): warm-up–stable–decay, Hu et al. 2024, arXiv 2404.06395
+///              the last schedule.decay_fraction · N steps (at least one, and none of the
+///              warm-up): warm-up–stable–decay, Hu et al. 2024, arXiv 2404.06395
 ///
 /// x grows from 0 at the peak to 1 at step N-1, so the last step has exactly f · L. The peak is
 /// step W-1, or step 0 without warm-up; with wsd it is the last step with L. If the run's length is

@@ -33,8 +33,8 @@ const char* step_key(const Config& config) {
                                           : "batch.tokens_per_step";
 }
 
-/// The tokens of the smallest step nearest to `wanted` that feeds so many data-parallel ranks, as a whole
-/// number of parts; nothing if there is none.
+/// The tokens of the smallest step nearest to `wanted` that feeds so many data-parallel ranks, as a
+/// whole number of parts; nothing if there is none.
 std::optional<int64_t> feeding_tokens(const Config& config, int64_t wanted, int64_t part,
                                       int ranks) {
     constexpr int64_t most_tokens = int64_t{1} << 32,  // the limit of batch.tokens_per_step

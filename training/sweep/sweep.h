@@ -44,8 +44,9 @@ struct SweepPlan {
 };
 
 /// The steps after which --halve stops the worse half of the combinations: a quarter and half of
-/// the steps that a run trains, which are those after `first` up to `steps`. Combinations are compared by their mean training loss before the step
-/// (training_loss_before()): runs with one seed have trained on the same samples.
+/// the steps that a run trains, which are those after `first` up to `steps`. Combinations are
+/// compared by their mean training loss before the step (training_loss_before()): runs with one
+/// seed have trained on the same samples.
 std::vector<int64_t> halving_points(int64_t first, int64_t steps);
 
 /// Trains what is left to train, writes sweep.json and report.html, and prints the result to
