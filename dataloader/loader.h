@@ -81,8 +81,8 @@ int64_t count_windows(const TokenShards& shards, int T);
 ///
 /// where before(s) micro-batches are in the steps before s: s · micro_batches_per_step unless there
 /// are changes; over the windows of all shards of its source: each window is seen exactly once per
-/// epoch of that source. The order of samples depends neither on how they are divided into steps and
-/// these into micro-batches nor on the number of ranks.
+/// epoch of that source. The order of samples depends neither on how they are divided into steps
+/// and these into micro-batches nor on the number of ranks.
 /// Rank r of `world` takes micro-batches [r·m/world, (r+1)·m/world) of a step's m.
 class TrainLoader {
   public:

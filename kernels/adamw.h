@@ -68,8 +68,8 @@ struct AdamWSegment {
 /// update):
 ///   m = β₁m + (1−β₁)g    v = β₂v + (1−β₂)g²
 ///   θ −= lr·( u + decay·θ ),  u = (m/(1−β₁ᵗ)) / (√(v/(1−β₂ᵗ)) + ε)
-/// With cautious_decay, decay is 0 for elements with u·θ < 0, which u moves away from 0 (Chen et al.
-/// 2025, arXiv 2510.12402).
+/// With cautious_decay, decay is 0 for elements with u·θ < 0, which u moves away from 0 (Chen et
+/// al. 2025, arXiv 2510.12402).
 /// One pass over memory. If state->stop, overflow or skip is set, nothing changes.
 struct AdamWStep {
     float learning_rate = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
