@@ -13,9 +13,11 @@
 #   qwen3             that of Qwen 2 and 3                                                                     11 MB
 #   smollm2           that of SmolLM2                                                                          2 MB
 #   fineweb-edu-llama3, fineweb-edu-qwen3, fineweb-edu-smollm2: the texts of fineweb-edu-text in these vocabularies
-#   hellaswag         HellaSwag's validation set, for evaluation.hellaswag and train_gpt eval --hellaswag      12 MB
+#   hellaswag         HellaSwag's validation set, for evaluation.hellaswag and train_gpt eval --hellaswag:     12 MB
+#                     data/hellaswag/published/hellaswag_val.jsonl
 #
-# and tasks for evaluation.tasks and train_gpt eval --tasks (docs/evaluations.md), from where they were first published:
+# and tasks for evaluation.tasks and train_gpt eval --tasks (docs/evaluations.md), from where they were first published. The tasks
+# are data/NAME/*.jsonl; what was published is kept in data/NAME/published.
 #   core              the 22 tasks of CORE, from nanochat's evaluation bundle                                  162 MB
 #   arc, piqa, hellaswag, openbookqa, winogrande, sciq, boolq, commonsenseqa, mmlu, lambada
 #                     as lm-evaluation-harness asks them                                                       < 1 GB in all
@@ -137,14 +139,20 @@ shards() {  # shards DATASET PREFIX NUMBER FOLDER
 }
 
 tasks() {  # tasks NAME URL [SHA256]: downloads a data set and turns it into tasks
-    local file=$data/$1/${2##*/}
+    # Beside the tasks, a published file of JSON Lines would be taken for one of them.
+    local file=$data/$1/published/${2##*/} end
+    mkdir -p "$data/$1/published"
+    for end in "" .sha256 .first .part; do  # an earlier version put them there
+        [ ! -e "$data/$1/${2##*/}$end" ] || mv "$data/$1/${2##*/}$end" "$file$end"
+    done
     fetch "$2" "$file" "${3:-}"
     command -v python3 > /dev/null || stop "python3 is missing, which turns $file into tasks; install it (sudo apt-get install python3)"
     if ! [ "$data/$1/converted" -nt "$file" ] || ! [ "$data/$1/converted" -nt "$here/tasks.py" ]; then
         "$here/tasks.py" "$1" "$file" "$data/$1"
         touch "$data/$1/converted"  # after all of them have been written
     fi
-    echo "evaluate them with train_gpt eval CHECKPOINT --tasks $(cd "$data/$1" && grep -l -m 1 '"form": ' ./*.jsonl | sed "s|^\.|$data/$1|" | tr '\n' ' ')"
+    echo "evaluate them with train_gpt eval CHECKPOINT --tasks $data/$1/*.jsonl"
+    [ "$1" != hellaswag ] || echo "the file for evaluation.hellaswag and eval --hellaswag is $file"
 }
 
 published_tasks() {  # published_tasks NAME

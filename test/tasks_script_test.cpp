@@ -41,7 +41,15 @@ std::vector<Task> converted(const DataServer& server, const std::string& name,
         files.push_back(server.data(concat(name, "/", task, ".jsonl")));
         CHECK(contains(result.output, files.back()));
     }
+    // Nothing else is where a glob finds the tasks.
+    CHECK(read_tasks({server.data(name + "/*.jsonl")}).size() == tasks.size());
     return read_tasks(files);
+}
+
+/// The task's name in results.
+bool is_name_in_core(const std::string& name) {
+    return std::ranges::any_of(core_tasks(),
+                               [&](const CoreTask& task) { return task.name == name; });
 }
 
 void check_item(const Task& task, size_t i, const std::vector<std::string>& contexts,
@@ -115,6 +123,20 @@ TEST_CASE("data sets become the questions that lm-evaluation-harness asks", "[sc
     const Task lambada = converted(server, "lambada", {"lambada_openai"})[0];
     check_item(lambada, 0, {"he said "}, {"no"}, 0);
     CHECK(lambada.form == TaskForm::language_modeling);
+
+    const std::string swag = server.data("hellaswag_val.jsonl"), folder = server.data("swag");
+    fs::create_directory(folder);
+    write(swag, R"({"activity_label": "A", "ctx_a": "b", "ctx_b": "c", "endings": ["d", "e"],)"
+                R"( "label": 1})");
+    REQUIRE(run_program({"scripts/tasks.py", "hellaswag", swag, folder}).exit_code == 0);
+    const Task hellaswag = read_task(folder + "/hellaswag.jsonl");
+    check_item(hellaswag, 0, {"A: b C"}, {"d", "e"}, 1);
+
+    // They can be evaluated together with CORE's tasks
+    for (const Task& task : {arc[0], arc[1], winogrande, lambada, hellaswag}) {
+        CHECK_FALSE(is_name_in_core(task.name));
+        CHECK(is_name_in_core(task.name.substr(0, task.name.find("_harness"))));
+    }
 }
 
 TEST_CASE("MMLU is asked by letters and by texts, after five examples of its subject",
@@ -193,10 +215,12 @@ TEST_CASE(
     const ProgramResult first = server.run("lambada", no_hash);
     CHECK(first.exit_code == 0);
     CHECK(contains(first.output, "no SHA-256 is known"));
-    const std::string file = server.data("lambada/lambada_test.jsonl");
+    const std::string file = server.data("lambada/published/lambada_test.jsonl");
     CHECK(fs::exists(file + ".first"));
-    // Nothing is done twice.
+    // Nothing is done twice, also where an earlier version put the file
     const std::string asked = server.log();
+    for (const std::string end : {"", ".first", ".sha256"})
+        fs::rename(file + end, server.data("lambada/lambada_test.jsonl" + end));
     const ProgramResult again = server.run("lambada", no_hash);
     CHECK(again.exit_code == 0);
     CHECK(server.log() == asked);
