@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/stopwatch.h"
+#include "base/text_table.h"
 #include "device/copy.h"
 #include "device/memory.h"
 #include "parallel/together.h"
@@ -161,30 +162,6 @@ std::vector<CollectiveRates> measure_collectives(const SelfcheckOptions& options
     return all;
 }
 
-/// Lays out rows of cells in columns as wide as their widest cell. Columns [texts_from, texts_to)
-/// are texts, aligned to the left; the others are numbers, aligned to the right.
-std::string format_columns(const std::vector<std::vector<std::string>>& rows, size_t texts_from,
-                           size_t texts_to) {
-    // In UTF-8 characters, not bytes.
-    const auto width = [](const std::string& cell) {
-        return static_cast<size_t>(
-            std::count_if(cell.begin(), cell.end(), [](char c) { return (c & 0xc0) != 0x80; }));
-    };
-    std::vector<size_t> widths(rows.front().size());
-    for (const auto& row : rows)
-        for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
-    std::string text;
-    for (const auto& row : rows) {
-        for (size_t i = 0; i < row.size(); ++i) {
-            const std::string padding(widths[i] - width(row[i]), ' ');
-            const bool is_text = i >= texts_from && i < texts_to;
-            text += (i > 0 ? "  " : "") + (is_text ? row[i] + padding : padding + row[i]);
-        }
-        text += '\n';
-    }
-    return text;
-}
-
 std::string format_number(const char* format, double value) {
     char text[64];
     std::snprintf(text, sizeof text, format, value);
@@ -209,7 +186,7 @@ std::string format_rates(const SelfcheckTable& table, const std::vector<RankRate
         for (const RankRates& rates : measured)
             rows.back().push_back(format_number("%.3f", median_rate(rates)));
     }
-    return format_columns(rows, 1, 3);
+    return text_table(rows, [](size_t column) { return column < 1 || column >= 3; });
 }
 
 std::string format_collectives(const std::string& where,
@@ -222,7 +199,7 @@ std::string format_collectives(const std::string& where,
             rows.back().push_back(format_number("%.3f", rate / 1e9));
     }
     return concat("\ncollectives ", where, ", fp32, bus bandwidth: the slowest rank's\n") +
-           format_columns(rows, 0, 0);
+           text_table(rows, [](size_t) { return true; });
 }
 
 std::string format_slow_rank(const SelfcheckTable& table, const SlowRank& slow) {

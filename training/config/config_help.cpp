@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/text_table.h"
 #include "training/config/config_keys.h"
 #include "training/config/nearest_key.h"
 
@@ -12,18 +13,6 @@ namespace train_gpt {
 namespace {
 
 constexpr size_t key_column = 26, default_column = 11;  // their widths
-
-/// The number of characters in UTF-8 text.
-size_t width_of(const std::string& text) {
-    return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
-        return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
-    }));
-}
-
-std::string padded(std::string text, size_t width) {
-    const size_t wide = width_of(text);
-    return text.append(width - std::min(width, wide), ' ');
-}
 
 /// Removes Markdown's marks and breaks the text into lines that begin at column `indent`; the first
 /// continues a line of `at` columns.

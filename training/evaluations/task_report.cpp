@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/formatted.h"
+#include "base/text_table.h"
 #include "training/evaluations/core_tasks.h"
 
 namespace train_gpt {
@@ -18,33 +19,14 @@ std::string text_of(const Estimate& estimate, bool with_error) {
     return text;
 }
 
-/// Columns on a terminal; "±" has two bytes.
-size_t width_of(const std::string& text) {
-    return static_cast<size_t>(std::ranges::count_if(
-        text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
-}
-
 using Row = std::vector<std::string>;
 
-/// The rows under each other. Leaves out columns in which no row but the first has a value.
-std::string aligned(const std::vector<Row>& rows) {
-    std::string lines;
-    std::vector<size_t> widths(rows.front().size());
-    for (size_t c = 0; c < widths.size(); ++c)
-        for (size_t r = 0; r < rows.size(); ++r) {
-            if (r > 0 && rows[r][c] != "-")
-                widths[c] = std::max({widths[c], width_of(rows[r][c]), width_of(rows[0][c])});
-        }
-    for (const Row& row : rows) {
-        std::string line;
-        for (size_t c = 0; c < widths.size(); ++c) {
-            if (widths[c] == 0) continue;
-            if (!line.empty()) line += "  ";
-            line += row[c] + std::string(widths[c] - width_of(row[c]), ' ');
-        }
-        lines += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-    }
-    return lines;
+/// Without the columns in which no row but the first has a value.
+std::vector<Row> without_empty_columns(std::vector<Row> rows) {
+    for (size_t c = rows.front().size(); c-- > 0;)
+        if (std::all_of(rows.begin() + 1, rows.end(), [&](const Row& r) { return r[c] == "-"; }))
+            for (Row& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(c));
+    return rows;
 }
 
 std::string describe_core(const CoreScore& core) {
@@ -76,7 +58,7 @@ std::string describe_tasks(std::span<const TaskResult> results) {
              text_of(r.per_byte, false), text_of(r.per_token, false), text_of(r.exact_match, false),
              std::isnan(r.perplexity) ? "-" : formatted("%.4g", r.perplexity),
              text_of(r.bits_per_byte, true)});
-    std::string text = aligned(rows);
+    std::string text = text_table(without_empty_columns(rows));
     if (const auto core = core_score(results)) text += describe_core(*core) + "\n";
     return text;
 }

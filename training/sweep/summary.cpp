@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/formatted.h"
+#include "base/text_table.h"
 
 namespace train_gpt {
 
@@ -52,31 +53,6 @@ SweepSummary::Key key_result(const SweepSummary& summary, size_t k) {
         result.at_high_edge = *result.best + 1 == key.values.size();
     }
     return result;
-}
-
-/// Pads with spaces; counts the characters of UTF-8 text.
-std::string padded(std::string text, size_t width) {
-    const auto wide = static_cast<size_t>(std::ranges::count_if(
-        text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-    return text.append(width > wide ? width - wide : 0, ' ');
-}
-
-/// Columns of texts as lines, each column as wide as its widest text.
-std::string table_text(const std::vector<std::vector<std::string>>& lines) {
-    std::vector<size_t> widths;
-    for (const auto& line : lines)
-        for (size_t c = 0; c < line.size(); ++c) {
-            if (widths.size() <= c) widths.push_back(0);
-            widths[c] = std::max(widths[c], line[c].size());
-        }
-    std::string text;
-    for (const auto& line : lines) {
-        std::string joined;
-        for (size_t c = 0; c < line.size(); ++c) joined += padded(line[c], widths[c] + 2);
-        joined.resize(joined.find_last_not_of(' ') + 1);
-        text += joined + "\n";
-    }
-    return text;
 }
 
 Json number_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(); }
@@ -160,7 +136,7 @@ std::string summary_text(const SweepSummary& summary) {
         if (!row.complete()) line.push_back(word_of(row.state));
     }
     std::string text = concat(name_of(summary.measure), ", mean and spread (standard deviation) ",
-                              "over seeds:\n", table_text(lines));
+                              "over seeds:\n", text_table(lines));
     for (size_t k = 0; k < summary.keys.size(); ++k) {
         const SweepSummary::Key& result = summary.key_results[k];
         if (summary.keys[k].values.size() < 2) continue;
@@ -176,7 +152,7 @@ std::string summary_text(const SweepSummary& summary) {
                                  ? ""
                                  : formatted("%+.4f", mean - summary.rows[0].mean)});
         }
-        text += table_text(lines);
+        text += text_table(lines);
         if (const std::string edge = describe_edge(summary, k); !edge.empty())
             text += "  " + edge + "\n";
     }
