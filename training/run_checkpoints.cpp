@@ -1,5 +1,6 @@
 #include "training/run_checkpoints.h"
 
+#include <cmath>
 #include <optional>
 
 #include "base/error.h"
@@ -102,19 +103,25 @@ std::string RunCheckpoints::describe_saved(int64_t step, const std::string& trou
 std::string RunCheckpoints::describe_sane(int64_t step) const {
     if (start_.replays) return "";
     const std::optional<int64_t> sane = losses_.sane_checkpoint();
+    const double loss = losses_.last_loss();
     if (step == 0) return "; lower optimizer.learning_rate";
     if (!sane)
-        return concat("; the loss was not sane (", losses_.last_loss(),
-                      ") after any checkpoint, so lower optimizer.learning_rate and start again in "
-                      "another run_dir");
+        return concat("; the loss after each checkpoint was ",
+                      std::isfinite(loss) ? concat("far above the best, in the end ", loss)
+                                          : std::string("not finite"),
+                      ", so none is worth resuming from: lower optimizer.learning_rate and start "
+                      "again in another run_dir");
     const std::string name = checkpoint_path(start_.given.run_dir, *sane).string();
     if (*sane == step)
         return concat("; ", name,
                       " is the last checkpoint with a sane loss: lower "
                       "optimizer.learning_rate or start from an earlier checkpoint");
-    return concat("; the loss has risen to ", losses_.last_loss(), ", and ", name,
-                  " is the last checkpoint with a sane loss: to resume from it, remove the later "
-                  "ones and lower optimizer.learning_rate");
+    return concat(
+        "; the loss has ",
+        std::isfinite(loss) ? concat("risen to ", loss) : std::string("become not finite"),
+        ", and ", name,
+        " is the last checkpoint with a sane loss: to resume from it, remove the later "
+        "ones and lower optimizer.learning_rate");
 }
 
 }  // namespace train_gpt
