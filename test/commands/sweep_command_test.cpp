@@ -154,11 +154,16 @@ TEST_CASE("the runs of a sweep that is killed save and end", "[cli][sweep]") {
 TEST_CASE("a run of a sweep that fails does not end the others", "[cli][sweep]") {
     const TemporaryDirectory directory;
     const std::string folder = directory / "sweep";
+    // As if started by a program that ignores its children's ends
     const Outcome outcome =
-        train_gpt_with(sweep(folder, {"--vary", "optimizer.learning_rate=1e30,1e-3"}));
+        train_gpt_with(Arguments{"-c", "trap '' CHLD; exec \"$0\" \"$@\"", binary()} +
+                           sweep(folder, {"--vary", "optimizer.learning_rate=1e30,1e-3"}),
+                       {.program = "/bin/bash"});
     CHECK(outcome.code == 1);
     CHECK(contains(outcome.err, "1 of 2 runs failed"));
-    CHECK(contains(outcome.err, "not finite"));
+    CHECK(contains(outcome.err, "the gradient of step"));
+    CHECK(contains(outcome.err, "the loss after each checkpoint was not finite"));
+    CHECK_FALSE(contains(outcome.err, "nan"));
     const Json json = result(folder);
     for (const Json& run : json.at("runs"))
         CHECK(run.at("state") ==
@@ -191,6 +196,19 @@ TEST_CASE("halving stops the worse half of the combinations at a quarter and at 
         sweep(folder, {"--set", "schedule.steps=24", "--set", "evaluation.every=0", "--vary",
                        "optimizer.learning_rate=1e-7,1e-6,3e-3,1e-5", "--jobs", "2"})));
     for (const Json& run : result(folder).at("runs")) CHECK(run.at("state") == "finished");
+}
+
+TEST_CASE("runs with different validation data are compared by their training loss",
+          "[cli][sweep]") {
+    const TemporaryDirectory directory;
+    const std::string folder = directory / "sweep", some = Workplace::get().data("val_*.bin"),
+                      other = Workplace::get().data("train_*.bin");
+    const Outcome outcome = check_succeeds(train_gpt_with(
+        sweep(folder, {"--vary", concat("data.val=", some, ",", other, ","), "--jobs", "2"})));
+    CHECK(contains(outcome.out, "compared by their training loss, since data.val is varied"));
+    const Json json = result(folder);
+    CHECK(json.at("measure") == "loss");
+    for (const Json& run : json.at("runs")) CHECK(run.at("loss").is_number());
 }
 
 TEST_CASE("sweep refuses keys and values that no run could have, before any run begins",

@@ -41,6 +41,9 @@ std::vector<std::string> variables_with(const std::vector<std::string>& others) 
 
 }  // namespace
 
+/// Where the parent of this process had ignored SIGCHLD, exit codes would be lost.
+Jobs::Jobs() { std::signal(SIGCHLD, SIG_DFL); }
+
 Jobs::~Jobs() {
     signal(SIGTERM);
     while (running() > 0) poll();
@@ -98,9 +101,12 @@ void Jobs::signal(int number) const {
 std::optional<Jobs::Ended> Jobs::poll() {
     for (auto process = processes_.begin(); process != processes_.end(); ++process) {
         int status = 0;
-        if (::waitpid(process->pid, &status, WNOHANG) != process->pid) continue;
-        const Ended ended{process->job,
-                          WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status)};
+        const pid_t pid = ::waitpid(process->pid, &status, WNOHANG);
+        if (pid == 0 || (pid < 0 && errno == EINTR)) continue;
+        // Another part of this process may have taken the exit code (ECHILD).
+        const Ended ended{process->job, pid < 0             ? 1
+                                        : WIFEXITED(status) ? WEXITSTATUS(status)
+                                                            : -WTERMSIG(status)};
         processes_.erase(process);
         return ended;
     }

@@ -22,14 +22,15 @@ class Jobs {
         int code;    // the exit code, or minus the signal that ended the process
     };
 
-    Jobs() = default;
+    Jobs();
     /// Asks the processes that are left to end, and waits for them.
     ~Jobs();
     Jobs(const Jobs&) = delete;
     Jobs& operator=(const Jobs&) = delete;
 
     /// Starts a process, with a process group of its own: Ctrl-C on a terminal reaches only this
-    /// process. A process whose parent is killed gets SIGTERM. Throws Error if it cannot be started.
+    /// process. A process whose parent is killed gets SIGTERM. Throws Error if it cannot be
+    /// started.
     void start(size_t job, const Command& command);
     size_t running() const { return processes_.size(); }
     /// The smallest number from 0 that no running process has.
