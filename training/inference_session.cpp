@@ -57,9 +57,7 @@ void InferenceSession::build(Arena& arena, For use) {
     const Registry registry = registry_of(spec_);
     parameters_ = std::make_unique<ParameterStore>(arena, registry.parameters, dtype_,
                                                    ParameterStore::Use::inference);
-    if (use == For::sampling) {
-        generator_ = std::make_unique<Generator>(spec_, registry, *parameters_, arena);
-    } else {
+    if (use == For::evaluation || use == For::evaluation_and_tasks) {
         const StageOptions options{.B = evaluation_batch_size,
                                    .T = sequence_length_,
                                    .use = ParameterStore::Use::inference,
@@ -67,10 +65,11 @@ void InferenceSession::build(Arena& arena, For use) {
         model_ = std::make_unique<Stage>(spec_, registry, options, *parameters_, arena);
         stream_.scratch_bytes = model_->scratch_bytes(stream_);
         batch_ = EvaluationBatch(arena, Pipeline(*model_).batch_shape());
-        if (use == For::tasks)
-            generator_ = std::make_unique<Generator>(spec_, registry, *parameters_, arena,
-                                                     scoring_generator(sequence_length_));
     }
+    if (use != For::evaluation)
+        generator_ = std::make_unique<Generator>(
+            spec_, registry, *parameters_, arena,
+            use == For::sampling ? Generator::Options() : scoring_generator(sequence_length_));
     if (generator_)
         stream_.scratch_bytes = std::max(stream_.scratch_bytes, generator_->scratch_bytes(stream_));
     stream_.scratch = arena.take(stream_.scratch_bytes, Purpose::workspaces);

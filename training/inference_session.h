@@ -16,7 +16,7 @@ namespace train_gpt {
 
 class InferenceSession {
   public:
-    enum class For { sampling, evaluation, tasks };
+    enum class For { sampling, evaluation, tasks, evaluation_and_tasks };
 
     /// path: a checkpoint, a run's folder, or a Hugging Face model folder. dtype: "fp32", "bf16" or
     /// "auto". "auto" takes the dtype of the files, in which a run writes its own dtype. If the
@@ -28,10 +28,14 @@ class InferenceSession {
     /// The checkpoint's folder.
     const std::filesystem::path& path() const { return path_; }
     const DecoderSpec& spec() const { return spec_; }
+    /// Of the run that wrote the checkpoint; the model's context if no run did.
+    int sequence_length() const { return sequence_length_; }
     Stream& stream() { return stream_; }
-    Generator& generator() { return *generator_; }           // For::sampling, For::tasks
-    Stage& model() { return *model_; }                       // For::evaluation, For::tasks
-    const EvaluationBatch& batch() const { return batch_; }  // For::evaluation, For::tasks
+    Generator& generator() { return *generator_; }           // not For::evaluation
+    Stage& model() { return *model_; }                       // For::evaluation[_and_tasks]
+    const EvaluationBatch& batch() const { return batch_; }  // the same
+    /// The memory that the session takes.
+    size_t bytes() const { return arena_->total_bytes(); }
     /// The dtype in which the session computes, and the dtype of the files if that is another one:
     /// "in fp32 from weights in fp16".
     std::string described_dtype() const;

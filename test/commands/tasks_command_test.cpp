@@ -6,6 +6,7 @@
 
 #include "test/commands/program.h"
 #include "training/evaluations/core_tasks.h"
+#include "training/inference_session.h"
 
 using namespace train_gpt;
 
@@ -128,6 +129,16 @@ TEST_CASE("all tasks of CORE make its score", "[cli]") {
         directory / "run", {"--set", "schedule.steps=4", "--set", "evaluation.tasks=" + glob})));
     CHECK(metrics_of(directory / "run").back().contains("core/v2/stderr"));
     CHECK(contains(read(directory / "run/report.html"), "CORE with baselines v1"));
+}
+
+TEST_CASE("an evaluation of tasks alone has no memory for batches of whole sequences", "[cli]") {
+    using For = InferenceSession::For;
+    const auto bytes = [](For use) {
+        return InferenceSession(finished_run(), "cpu", "auto", use).bytes();
+    };
+    const size_t both = bytes(For::evaluation_and_tasks);
+    CHECK(bytes(For::tasks) < both);
+    CHECK(bytes(For::evaluation) < both);
 }
 
 TEST_CASE("mistakes with tasks are found before the model is read", "[cli]") {

@@ -122,7 +122,7 @@ class Answers {
 };
 
 /// Evaluates the tasks one after another, and writes their items if they are wanted.
-std::vector<TaskResult> evaluate_tasks(const CommandLine& line, const EvaluatedModel& model,
+std::vector<TaskResult> evaluate_tasks(const CommandLine& line, const CachedModel& model,
                                        const std::vector<Task>& tasks, const Tokenizer& tokenizer) {
     std::optional<AtomicFile> items;
     if (!line.evaluation.items.empty()) items.emplace(line.evaluation.items);
@@ -161,9 +161,11 @@ int eval(const CommandLine& line) {
     const bool has_tasks = !line.evaluation.tasks.empty();
     // Mistakes in tasks are found before a large model is read.
     Questions questions{.tasks = read_tasks(line.evaluation.tasks, line.max_examples)};
-    InferenceSession session(
-        line.checkpoint, line.device, line.dtype,
-        has_tasks ? InferenceSession::For::tasks : InferenceSession::For::evaluation);
+    const bool has_passes = !has_tasks || !line.data.empty() || !line.hellaswag.empty();
+    InferenceSession session(line.checkpoint, line.device, line.dtype,
+                             !has_tasks   ? InferenceSession::For::evaluation
+                             : has_passes ? InferenceSession::For::evaluation_and_tasks
+                                          : InferenceSession::For::tasks);
     require_made(line.data);
     const std::string data = !line.data.empty() ? validation_glob(line.data)
                              : has_tasks        ? ""
@@ -173,15 +175,19 @@ int eval(const CommandLine& line) {
     if (!line.hellaswag.empty())
         questions.hellaswag.emplace(line.hellaswag, session.tokenizer(), line.max_examples);
     const Mesh alone;
-    const EvaluatedModel model{session.stream(), session.model(), session.batch(), alone,
-                               has_tasks ? &session.generator() : nullptr};
     Answers answers(line, session.described_dtype());
-    if (!data.empty()) {
-        const ValidationWindows windows = open_windows(line, data, session);
-        answers.add(evaluate(model, windows, session.tokenizer_or_null()), data);
+    if (has_passes) {
+        const EvaluatedModel model{session.stream(), session.model(), session.batch(), alone};
+        if (!data.empty()) {
+            const ValidationWindows windows = open_windows(line, data, session);
+            answers.add(evaluate(model, windows, session.tokenizer_or_null()), data);
+        }
+        if (questions.hellaswag) answers.add(questions.hellaswag->evaluate(model));
     }
-    if (questions.hellaswag) answers.add(questions.hellaswag->evaluate(model));
-    if (has_tasks) answers.add(evaluate_tasks(line, model, questions.tasks, session.tokenizer()));
+    if (has_tasks)
+        answers.add(evaluate_tasks(
+            line, {session.stream(), session.generator(), alone, session.sequence_length()},
+            questions.tasks, session.tokenizer()));
     answers.finish();
     return 0;
 }

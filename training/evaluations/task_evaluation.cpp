@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "model/generator.h"
 #include "training/evaluations/task_tokens.h"
@@ -48,9 +49,9 @@ size_t shared_tokens(const std::vector<AnswerTokens>& answers, size_t gold) {
     return shared;
 }
 
-void score_cached(const EvaluatedModel& on, const std::vector<AnswerTokens>& answers, size_t gold,
+void score_cached(const CachedModel& on, const std::vector<AnswerTokens>& answers, size_t gold,
                   bool with_likeliest, std::span<AnswerLosses> losses) {
-    Generator& generator = *on.generator;
+    Generator& generator = on.generator;
     const size_t shared = shared_tokens(answers, gold);
     generator.reset();
     if (shared > 0) generator.prefill(on.stream, std::span(answers[0].tokens).first(shared));
@@ -77,7 +78,7 @@ void score_cached(const EvaluatedModel& on, const std::vector<AnswerTokens>& ans
 }
 
 /// Each rank's items are `world` apart.
-void evaluate_cached(const Task& task, const EvaluatedModel& on, const TaskTokens& tokens,
+void evaluate_cached(const Task& task, const CachedModel& on, const TaskTokens& tokens,
                      const StopEvaluation& stop, std::span<AnswerLosses> losses) {
     const World& world = on.mesh.world();
     const size_t ranks = static_cast<size_t>(world.size()), n = task.items.size(),
@@ -87,7 +88,7 @@ void evaluate_cached(const Task& task, const EvaluatedModel& on, const TaskToken
         stop_together(on.mesh, stop, static_cast<double>(round) / static_cast<double>(rounds));
         const size_t i = round * ranks + static_cast<size_t>(world.rank());
         if (i < n)
-            score_cached(on, tokens.answers(i, on.generator->vocab_size()), task.items[i].gold,
+            score_cached(on, tokens.answers(i, on.generator.vocab_size()), task.items[i].gold,
                          task.form == TaskForm::language_modeling,
                          losses.subspan(first[i], first[i + 1] - first[i]));
         world.activity().pulse();
@@ -213,18 +214,35 @@ Generator::Options scoring_generator(int context) {
     return {.context = context, .chunk = 256, .scored_rows = 64};
 }
 
-std::vector<AnswerLosses> losses_on(const Task& task, const EvaluatedModel& on,
-                                    const Tokenizer& tokenizer, const StopEvaluation& stop) {
-    const TaskTokens tokens(task, tokenizer, on.model.sequence_length());
-    std::vector<AnswerLosses> losses(first_answers(task).back());
-    if (on.generator)
-        evaluate_cached(task, on, tokens, stop, losses);
-    else
-        Passes(task, on, tokens).evaluate(stop, losses);
-    // Each number is 0 on all ranks but one.
-    on.mesh.world().all_reduce_sum(
+namespace {
+
+/// Adds up over ranks; each number is 0 on all of them but one.
+std::vector<AnswerLosses> of_all_ranks(std::vector<AnswerLosses> losses, const World& world) {
+    world.all_reduce_sum(
         std::span(reinterpret_cast<double*>(losses.data()), losses.size() * numbers));
     return losses;
+}
+
+}  // namespace
+
+std::vector<AnswerLosses> losses_on(const Task& task, const CachedModel& on,
+                                    const Tokenizer& tokenizer, const StopEvaluation& stop) {
+    const TaskTokens tokens(task, tokenizer, on.sequence_length);
+    std::vector<AnswerLosses> losses(first_answers(task).back());
+    evaluate_cached(task, on, tokens, stop, losses);
+    return of_all_ranks(std::move(losses), on.mesh.world());
+}
+
+std::vector<AnswerLosses> losses_on(const Task& task, const EvaluatedModel& on,
+                                    const Tokenizer& tokenizer, const StopEvaluation& stop) {
+    if (on.generator)
+        return losses_on(task,
+                         CachedModel{on.stream, *on.generator, on.mesh, on.model.sequence_length()},
+                         tokenizer, stop);
+    const TaskTokens tokens(task, tokenizer, on.model.sequence_length());
+    std::vector<AnswerLosses> losses(first_answers(task).back());
+    Passes(task, on, tokens).evaluate(stop, losses);
+    return of_all_ranks(std::move(losses), on.mesh.world());
 }
 
 std::vector<TaskResult> evaluate(const EvaluatedModel& on, std::span<const Task> tasks,
