@@ -28,10 +28,13 @@ std::optional<MuonOptions> muon_options(const Config& config) {
     return MuonOptions{o.muon_coefficients, o.muon_scale};
 }
 
+double matrix_learning_rate(const Config& config, double rate) {
+    const auto& o = config.optimizer;
+    return o.matrix_learning_rate > 0 ? rate / o.learning_rate * o.matrix_learning_rate : rate;
+}
+
 OptimizerStep optimizer_step(const Config& config, int64_t step, double rate) {
     const auto& o = config.optimizer;
-    const double of_matrices =
-        o.matrix_learning_rate > 0 ? rate / o.learning_rate * o.matrix_learning_rate : rate;
     return {.adamw = {.learning_rate = static_cast<float>(rate),
                       .beta1 = static_cast<float>(o.beta1),
                       .beta2 = static_cast<float>(o.beta2),
@@ -39,7 +42,7 @@ OptimizerStep optimizer_step(const Config& config, int64_t step, double rate) {
                       .weight_decay = static_cast<float>(o.weight_decay),
                       .step = step + 1,
                       .cautious_decay = o.cautious_decay},
-            .muon = {.learning_rate = static_cast<float>(of_matrices),
+            .muon = {.learning_rate = static_cast<float>(matrix_learning_rate(config, rate)),
                      .momentum = static_cast<float>(o.momentum),
                      .weight_decay = static_cast<float>(o.weight_decay),
                      .nesterov = o.nesterov,

@@ -39,6 +39,8 @@ struct OptimizerStep {
 
 /// Nothing if the optimizer is AdamW alone.
 std::optional<MuonOptions> muon_options(const Config& config);
+/// The rate of matrices that Muon updates, where the others have this rate.
+double matrix_learning_rate(const Config& config, double rate);
 /// The constants for the update of a step counted from 0, with this learning rate.
 OptimizerStep optimizer_step(const Config& config, int64_t step, double rate);
 

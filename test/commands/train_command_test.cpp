@@ -736,3 +736,29 @@ TEST_CASE(
     CHECK(contains(outcome.err, "not saved"));
     CHECK(checkpoints_in(directory / "older") == std::vector<int64_t>{4, 8, 12});
 }
+
+TEST_CASE("metrics of a run with Muon have the rate of its matrices", "[cli]") {
+    const TemporaryDirectory directory;
+    const double of_matrices = static_cast<double>(random_int(1, 100)) * 1e-3;
+    const std::string run = directory / "run";
+    check_succeeds(train_gpt_with(Workplace::get().train(
+        run,
+        {"--set", "optimizer.name=muon", "--set", "optimizer.learning_rate=1e-3", "--set",
+         concat("optimizer.matrix_learning_rate=", of_matrices), "--set", "sampling.every=0"})));
+    int steps = 0;
+    for (const Json& line : metrics_of(run)) {
+        if (!line.contains("loss")) continue;
+        const double rate = line.at("learning_rate");
+        CHECK(line.at("matrix_learning_rate") == Approx(rate * 1e3 * of_matrices));
+        ++steps;
+    }
+    CHECK(steps == 12);
+    bool has_events = false;
+    for (const std::string& name : names_in(run))
+        has_events =
+            has_events || (name.starts_with("events.out.") &&
+                           contains(read(fs::path(run) / name), "train/matrix_learning_rate"));
+    CHECK(has_events);
+    for (const Json& line : metrics_of(finished_run()))
+        CHECK_FALSE(line.contains("matrix_learning_rate"));
+}

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "test/kernels/kernel_test.h"
@@ -148,55 +149,114 @@ TEST_CASE("the Newton-Schulz iteration is as accurate as a plain one, for all sh
     }
 }
 
+namespace {
+
+/// Matrices s·u·vᵀ + t·w·zᵀ with u ⊥ w and v ⊥ z, of length 1: the iteration makes
+/// p(s)·u·vᵀ + p(t)·w·zᵀ of them, where p is applied to numbers.
+class TwoValues {
+  public:
+    explicit TwoValues(const MatrixShape& shape)
+        : left_(pair(shape.rows)), right_(pair(shape.cols)) {}
+
+    Values matrix(double s, double t) const {
+        const size_t rows = left_[0].size(), cols = right_[0].size();
+        Values x(rows * cols);
+        for (size_t i = 0; i < rows; ++i)
+            for (size_t j = 0; j < cols; ++j)
+                x[i * cols + j] = s * left_[0][i] * right_[0][j] + t * left_[1][i] * right_[1][j];
+        return x;
+    }
+
+  private:
+    static std::vector<Values> pair(int64_t n) {
+        std::vector<Values> two;
+        for (int k = 0; k < 2; ++k) {
+            const std::vector<float> random = random_normal(static_cast<size_t>(n));
+            Values v(random.begin(), random.end());
+            double along = 0, length = 0;
+            for (size_t i = 0; k == 1 && i < v.size(); ++i) along += v[i] * two[0][i];
+            for (size_t i = 0; i < v.size(); ++i) {
+                if (k == 1) v[i] -= along * two[0][i];
+                length += v[i] * v[i];
+            }
+            for (double& x : v) x /= std::sqrt(length);
+            two.push_back(v);
+        }
+        return two;
+    }
+    std::vector<Values> left_, right_;
+};
+
+/// p(x) of the singular values of a matrix with these two, as the iteration begins with them.
+std::pair<double, double> iterated(NewtonSchulzList list, double s, double t) {
+    const NewtonSchulzCoefficients& k = coefficients_of(list);
+    const double length = double{k.safety} * std::sqrt(s * s + t * t) + double{k.epsilon};
+    s /= length, t /= length;
+    for (const NewtonSchulzStep& step : k.steps)
+        for (double* value : {&s, &t})
+            *value *= double{step.a} + double{step.b} * *value * *value +
+                      double{step.c} * std::pow(*value, 4);
+    return {s, t};
+}
+
+/// Checks that a matrix of this shape, beside another one, has the singular values that it must.
+void check_two_values(const MatrixShape& shape, NewtonSchulzList list, int64_t count) {
+    const TwoValues values(shape);
+    const double ratio = static_cast<double>(random_int(20, 90)) / 100;
+    Group group(shape, count, DType::fp32, 1);
+    group.set(count - 1, values.matrix(3, 3 * ratio));
+    run({group.group()}, DType::fp32, list);
+    const auto [s, t] = iterated(list, 3, 3 * ratio);
+    CAPTURE(shape.rows, shape.cols, ratio, static_cast<int>(list), s, t);
+    // Where each list takes values from 0.01 on (docs/optimizers.md)
+    constexpr double ends[][2] = {{0.68, 1.14}, {0.97, 1.04}, {0.85, 1.15}, {0.99, 1.01},
+                                  {0.88, 1.13}, {0.77, 1.31}, {0.99, 1.01}};
+    const auto [least, most] = ends[static_cast<size_t>(list)];
+    CHECK((least < s && s < most && least < t && t < most));
+    CHECK(largest_error(group.matrix(count - 1), values.matrix(s, t)) < rounding_bound(list));
+}
+
+}  // namespace
+
 TEST_CASE("the iteration brings singular values near 1 and leaves singular vectors", "[cuda]") {
     ON_EACH_DEVICE();
-    // x = s·u·vᵀ + t·w·zᵀ with u ⊥ w and v ⊥ z, so that x becomes p(s)·u·vᵀ + p(t)·w·zᵀ, where p
-    // is applied to numbers.
-    for (int repeat = 0; repeat < 3; ++repeat) {
-        const NewtonSchulzList list = random_list();
-        const int64_t rows = random_int(2, 80), cols = random_int(2, 80);
-        const auto pair = [](int64_t n) {
-            std::vector<Values> two;
-            for (int k = 0; k < 2; ++k) {
-                const std::vector<float> random = random_normal(static_cast<size_t>(n));
-                Values v(random.begin(), random.end());
-                double along = 0, length = 0;
-                for (size_t i = 0; k == 1 && i < v.size(); ++i) along += v[i] * two[0][i];
-                for (size_t i = 0; i < v.size(); ++i) {
-                    if (k == 1) v[i] -= along * two[0][i];
-                    length += v[i] * v[i];
-                }
-                for (double& x : v) x /= std::sqrt(length);
-                two.push_back(v);
-            }
-            return two;
-        };
-        const auto left = pair(rows), right = pair(cols);
-        const auto of = [&](double s, double t) {
-            Values x(static_cast<size_t>(rows * cols));
-            for (size_t i = 0; i < static_cast<size_t>(rows); ++i)
-                for (size_t j = 0; j < static_cast<size_t>(cols); ++j)
-                    x[i * static_cast<size_t>(cols) + j] =
-                        s * left[0][i] * right[0][j] + t * left[1][i] * right[1][j];
-            return x;
-        };
-        const double ratio = static_cast<double>(random_int(20, 90)) / 100;
-        Group group({rows, cols}, 1, DType::fp32, 1);
-        group.set(0, of(3, 3 * ratio));
-        run({group.group()}, DType::fp32, list);
-        const NewtonSchulzCoefficients& k = coefficients_of(list);
-        double s = 1 / (double{k.safety} * std::sqrt(1 + ratio * ratio)), t = s * ratio;
-        for (const NewtonSchulzStep& step : k.steps)
-            for (double* value : {&s, &t})
-                *value *= double{step.a} + double{step.b} * *value * *value +
-                          double{step.c} * std::pow(*value, 4);
-        CAPTURE(rows, cols, ratio, static_cast<int>(list), s, t);
-        // Where each list takes values from 0.01 on (docs/optimizers.md)
-        constexpr double ends[][2] = {{0.68, 1.14}, {0.97, 1.04}, {0.85, 1.15}, {0.99, 1.01},
-                                      {0.88, 1.13}, {0.77, 1.31}, {0.99, 1.01}};
-        const auto [least, most] = ends[static_cast<size_t>(list)];
-        CHECK((least < s && s < most && least < t && t < most));
-        CHECK(largest_error(group.matrix(0), of(s, t)) < rounding_bound(list));
+    for (int repeat = 0; repeat < 3; ++repeat)
+        check_two_values({random_int(2, 80), random_int(2, 80)}, random_list(), 1);
+}
+
+TEST_CASE("the iteration is right for a large matrix, on which all threads of a CPU work") {
+    const int64_t side = 1024 + random_int(1, 30), other = 1024 + random_int(1, 30);
+    check_two_values({side, other}, NewtonSchulzList::quintic, 1);
+}
+
+TEST_CASE("a group of more matrices than a GPU takes at a time is taken in parts", "[cuda]") {
+    ON_EACH_DEVICE();
+    check_two_values({random_int(2, 9), random_int(2, 9)}, random_list(), random_int(15, 18));
+    // So large that one is taken at a time. Of one row, whose only singular value is its length.
+    const MatrixShape shape{1, (int64_t{1} << 23) + random_int(1, 1000)};
+    // Other lists raise what is rounded of 1 itself.
+    const NewtonSchulzList list =
+        random_int(0, 1) == 0 ? NewtonSchulzList::quintic : NewtonSchulzList::polar_express_8;
+    const auto n = static_cast<size_t>(shape.cols);
+    std::vector<float> all(2 * n);
+    std::vector<size_t> places;
+    double squares[2] = {};
+    for (size_t row = 0; row < 2; ++row)
+        for (size_t i = 1; i <= 100; ++i) {
+            places.push_back(row * n + i * (n / 100) - 1);
+            if (i == 100) places.back() = row * n + n - 1;
+            const float value = random_normal(1)[0];
+            all[places.back()] = value;
+            squares[row] += double{value} * double{value};
+        }
+    const Buffer x(DType::fp32, {2, shape.rows, shape.cols}, all);
+    run({{shape, 2, x.tensor().data}}, DType::fp32, list);
+    CAPTURE(shape.cols, static_cast<int>(list));
+    for (const size_t at : places) {
+        const double length = std::sqrt(squares[at / n]);
+        CHECK(x[at] ==
+              Approx(iterated(list, length, 0).first * double{all[at]} / length).margin(1e-5));
+        CHECK(x[at - 1] == 0);
     }
 }
 

@@ -262,10 +262,51 @@ void check_copies(const Group& g, int64_t count) {
     g.ranks.check();
 }
 
+/// Every rank sends each other one up to three messages of any sizes, also empty ones.
+template <class T>
+void check_all_to_all(const Group& g, int64_t most) {
+    INFO(name_of(dtype_of<T>) << ", up to " << most << " elements, rank " << g.rank() << " of "
+                              << g.size());
+    std::vector<std::unique_ptr<Buffer<T>>> buffers;
+    std::vector<Communicator::Transfer> sends, receives;
+    std::vector<uint64_t> seeds;  // of what arrives
+    int64_t sent = 0;
+    for (int from = 0; from < g.size(); ++from)
+        for (int to = 0; to < g.size(); ++to)
+            for (int64_t message = from == to ? 0 : random_int(0, 3); message > 0; --message) {
+                // The same on all ranks
+                const int64_t count = random_int(0, 2) == 0 ? 0 : random_int(1, most);
+                const uint64_t of_message = test_rng()();
+                if (g.rank() != from && g.rank() != to) continue;
+                const Buffer<T>& data = *buffers.emplace_back(std::make_unique<Buffer<T>>(count));
+                if (g.rank() == from) {
+                    fill(g, data, of_message, count);
+                    sends.push_back({to, data.data(), count});
+                    sent += count * static_cast<int64_t>(sizeof(T));
+                } else {
+                    receives.push_back({from, data.data(), count});
+                    seeds.push_back(of_message);
+                }
+            }
+    const int64_t before = g.ranks.bytes_sent();
+    g.ranks.all_to_all(g.stream, sends, receives, dtype_of<T>);
+    g.stream.synchronize();
+    CHECK(g.ranks.bytes_sent() - before == sent);
+    int64_t wrong = 0;
+    for (size_t r = 0; r < receives.size(); ++r)
+        for (int64_t i = 0; i < receives[r].count; ++i)
+            wrong += !same_bits(static_cast<const T*>(receives[r].data)[i],
+                                value<T>(seeds[r], receives[r].rank, i));
+    CHECK(wrong == 0);
+    for (const auto& buffer : buffers) CHECK(buffer->is_intact());
+    g.ranks.check();
+}
+
 template <class T>
 void check_collectives(const Group& g, int64_t count) {
     check_sums<T>(g, count);
     check_copies<T>(g, count);
+    check_all_to_all<T>(g, count);
 }
 
 /// After a barrier, everything is visible that any rank did before it.

@@ -105,6 +105,9 @@ void StepLog::write(const StepReport& r, const StepOutcome& outcome) {
                               {"tokens_per_second", r.tokens_per_second},
                               {"flops_per_second", r.flops_per_second},
                               {"peak_fraction", r.flops_per_second / r.peak_flops_per_second}};
+    if (start_.config.optimizer.name == OptimizerName::muon)
+        fields.emplace_back("matrix_learning_rate",
+                            matrix_learning_rate(start_.config, r.learning_rate));
     if (r.datasheet_flops_per_second > 0)
         fields.emplace_back("mfu", r.flops_per_second / r.datasheet_flops_per_second);
     if (const std::string engines = start_.attention.engines(); !engines.empty())

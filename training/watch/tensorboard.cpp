@@ -61,6 +61,7 @@ std::string tag_of(const std::string& field) {
         {"loss", "train/loss"},
         {"grad_norm", "train/grad_norm"},
         {"learning_rate", "train/learning_rate"},
+        {"matrix_learning_rate", "train/matrix_learning_rate"},
         {"ms", "speed/ms_per_step"},
         {"tokens_per_second", "speed/tokens_per_second"},
         {"flops_per_second", "speed/flops_per_second"},
