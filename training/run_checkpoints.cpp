@@ -117,8 +117,8 @@ std::string RunCheckpoints::describe_sane(int64_t step) const {
                       " is the last checkpoint with a sane loss: lower "
                       "optimizer.learning_rate or start from an earlier checkpoint");
     return concat(
-        "; the loss has ",
-        std::isfinite(loss) ? concat("risen to ", loss) : std::string("become not finite"),
+        "; the loss ",
+        std::isfinite(loss) ? concat("has risen to ", loss) : std::string("is no longer finite"),
         ", and ", name,
         " is the last checkpoint with a sane loss: to resume from it, remove the later "
         "ones and lower optimizer.learning_rate");
