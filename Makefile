@@ -55,7 +55,7 @@ VARIANT := $(subst $(space),-,$(strip $(if $(filter-out 0,$(DEBUG)),debug) $(sub
 B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
-DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear kernels/muon model model/families parallel \
+DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/experts kernels/linear kernels/muon model model/families parallel \
     $(addprefix parallel/,axes launch net pipeline state watchdog) training $(addprefix training/,commands config evaluations files plan report sweep watch)
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))

@@ -1,5 +1,4 @@
-// Matrix products on the CPU: what linear.cpp uses. Matrices are row-major and contiguous; sums are
-// taken in fp32. Two back ends: oneDNN, if the build found it, and our own kernel, which is always
+// Matrix products on the CPU: what linear.cpp uses. Matrices are row-major; sums are taken in fp32. Two back ends: oneDNN, if the build found it, and our own kernel, which is always
 // available.
 #pragma once
 #include <cstddef>
@@ -24,6 +23,8 @@ struct GemmShape {
     bool bias = false, residual = false, accumulate = false;
     int64_t m = 0, n = 0, k = 0;
     bool packed = false;  // b was packed by onednn_pack; only for oneDNN
+    // Elements from one row to the next of a matrix as it lies in memory; 0: it is contiguous.
+    int64_t lda = 0, ldb = 0, ldc = 0;  // with ldc, no residual
 
     bool operator==(const GemmShape&) const = default;
 };

@@ -23,8 +23,10 @@ memory::data_type library_type(DType dtype) {
     return dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
-memory::desc matrix(int64_t rows, int64_t cols, DType dtype, bool transposed) {
-    const memory::dims strides = transposed ? memory::dims{1, rows} : memory::dims{cols, 1};
+/// `stride`: from one row to the next as it lies in memory; 0: contiguous.
+memory::desc matrix(int64_t rows, int64_t cols, DType dtype, bool transposed, int64_t stride = 0) {
+    if (stride == 0) stride = transposed ? rows : cols;
+    const memory::dims strides = transposed ? memory::dims{1, stride} : memory::dims{stride, 1};
     return {memory::dims{rows, cols}, library_type(dtype), strides};
 }
 
@@ -72,12 +74,12 @@ bool has_fault(const GemmShape& shape) {
 
 Product describe_product(const dnnl::engine& engine, const GemmShape& shape) {
     Product product;
-    product.a = matrix(shape.m, shape.k, shape.in, shape.op == GemmOp::tn);
-    product.plain_b = matrix(shape.k, shape.n, shape.in, shape.op == GemmOp::nt);
+    product.a = matrix(shape.m, shape.k, shape.in, shape.op == GemmOp::tn, shape.lda);
+    product.plain_b = matrix(shape.k, shape.n, shape.in, shape.op == GemmOp::nt, shape.ldb);
     product.b = shape.packed ? memory::desc(memory::dims{shape.k, shape.n}, library_type(shape.in),
                                             memory::format_tag::any)
                              : product.plain_b;
-    product.c = matrix(shape.m, shape.n, shape.out, false);
+    product.c = matrix(shape.m, shape.n, shape.out, false, shape.ldc);
     product.bias = matrix(1, shape.n, shape.in, false);
     product.residual = matrix(shape.m, shape.n, shape.in, false);
 
@@ -119,7 +121,7 @@ struct KeyHash {
                         static_cast<uint64_t>(s.out) << 4 | uint64_t{s.bias} << 6 |
                         uint64_t{s.residual} << 7 | uint64_t{s.accumulate} << 8 |
                         uint64_t{s.packed} << 9 | static_cast<uint64_t>(key.threads) << 10;
-        for (int64_t extent : {s.m, s.n, s.k}) {
+        for (int64_t extent : {s.m, s.n, s.k, s.lda, s.ldb, s.ldc}) {
             hash = (hash ^ static_cast<uint64_t>(extent)) * 0x9e3779b97f4a7c15u;
             hash ^= hash >> 29;
         }

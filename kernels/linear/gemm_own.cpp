@@ -231,6 +231,9 @@ void pack_panels(float* panels, const In* from, int64_t stride, bool along, int6
 template <class In, class Out>
 void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
     const int64_t M = shape.m, N = shape.n, K = shape.k;
+    const bool a_along = shape.op == GemmOp::tn, b_along = shape.op != GemmOp::nt;
+    const int64_t lda = shape.lda ? shape.lda : a_along ? M : K,
+                  ldb = shape.ldb ? shape.ldb : b_along ? N : K, ldc = shape.ldc ? shape.ldc : N;
     const Blocking block(shape);
     float* const a_panels = scratch;
     float* const b_panels = a_panels + block.a_floats();
@@ -240,7 +243,6 @@ void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
     auto* C = static_cast<Out*>(operands.c);
     const auto* bias = static_cast<const In*>(operands.bias);
     const auto* residual = static_cast<const In*>(operands.residual);
-    const bool a_along = shape.op == GemmOp::tn, b_along = shape.op != GemmOp::nt;
 
 #pragma omp parallel
     for (int64_t col = 0; col < N; col += block.cols) {
@@ -252,10 +254,10 @@ void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
                 const bool first = k == 0, last = k + depth == K;
                 // If k has only one slice, the panels of B serve every block of rows.
                 if (row == 0 || K > block.depth)
-                    pack_panels<tile_cols>(b_panels, B + (b_along ? k * N + col : col * K + k),
-                                           b_along ? N : K, b_along, cols, depth);
-                pack_panels<tile_rows>(a_panels, A + (a_along ? k * M + row : row * K + k),
-                                       a_along ? M : K, a_along, rows, depth);
+                    pack_panels<tile_cols>(b_panels, B + (b_along ? k * ldb + col : col * ldb + k),
+                                           ldb, b_along, cols, depth);
+                pack_panels<tile_rows>(a_panels, A + (a_along ? k * lda + row : row * lda + k), lda,
+                                       a_along, rows, depth);
 #pragma omp barrier
                 // Any free thread takes the next group. One thread sums a whole element, so this
                 // does not affect the bits.
@@ -272,7 +274,7 @@ void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
                                                 depth);
                                 const int64_t height = std::min<int64_t>(tile_rows, rows - i);
                                 for (int64_t r = 0; r < height; ++r) {
-                                    const int64_t at = (row + i + r) * N + col + j;
+                                    const int64_t at = (row + i + r) * ldc + col + j;
                                     float* sums = block_sums;
                                     if constexpr (std::is_same_v<Out, float>) {
                                         sums = C + at;
@@ -310,7 +312,7 @@ size_t own_gemm_scratch_bytes(const GemmShape& shape) {
 void own_gemm(const GemmShape& shape, const GemmOperands& operands, void* scratch) {
     assert(shape.m > 0 && shape.n > 0 && shape.k > 0);
     assert(!shape.accumulate || shape.out == DType::fp32);
-    assert(!shape.packed);
+    assert(!shape.packed && (!shape.residual || !shape.ldc));
     with_float_type(shape.in, [&](auto in) {
         with_float_type(shape.out, [&](auto out) {
             run<decltype(in), decltype(out)>(shape, operands, static_cast<float*>(scratch));

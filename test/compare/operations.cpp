@@ -40,7 +40,7 @@ const std::vector<Operation>& operations() {
         for (const auto& of :
              {linear_operations, gelu_operations, swiglu_operations, relu_squared_operations,
               residual_operations, norm_operations, rope_operations, attention_operations,
-              embedding_operations, head_loss_operations, adamw_operations}) {
+              experts_operations, embedding_operations, head_loss_operations, adamw_operations}) {
             std::vector<Operation> some = of();
             std::ranges::move(some, std::back_inserter(list));
         }

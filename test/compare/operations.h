@@ -18,8 +18,8 @@ namespace train_gpt::compare {
 using Values = std::vector<double>;
 using Dims = std::vector<int64_t>;
 
-/// The extent of each letter: B T C H D V M N K F as in the contracts; P positions before the T; G
-/// heads of keys (H_kv).
+/// The extent of each letter: B T C H D V M N K F E k as in the contracts; P positions before the
+/// T; G heads of keys (H_kv).
 using Shape = std::map<char, int64_t>;
 
 /// How exact a result can be: how often it is rounded to the compute dtype on its way, and how many
@@ -181,6 +181,7 @@ std::vector<Operation> residual_operations();
 std::vector<Operation> norm_operations();
 std::vector<Operation> rope_operations();
 std::vector<Operation> attention_operations();
+std::vector<Operation> experts_operations();
 std::vector<Operation> embedding_operations();
 std::vector<Operation> head_loss_operations();
 std::vector<Operation> adamw_operations();

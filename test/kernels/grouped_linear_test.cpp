@@ -1,0 +1,325 @@
+#include "kernels/experts/grouped_linear.h"
+
+#include "kernels/linear/linear.h"
+#include "test/kernels/experts_reference.h"
+#include "test/kernels/kernel_test.h"
+#include "test/kernels/linear_problem.h"
+
+namespace train_gpt {
+
+namespace {
+
+using linear_problem::for_each_product;
+
+/// How many rows each expert has.
+std::vector<int32_t> offsets_of(const std::vector<int64_t>& counts) {
+    std::vector<int32_t> offsets{0};
+    for (const int64_t count : counts)
+        offsets.push_back(offsets.back() + static_cast<int32_t>(count));
+    return offsets;
+}
+
+/// A layer of experts with random contents. Half of the problems gather their rows from fewer
+/// tokens.
+struct Experts {
+    DType dtype;
+    int64_t E, R, N, K, tokens;
+    std::vector<int32_t> row_offsets, tokens_of_rows;
+    bool gathers;
+    Buffer x, w, bias, dy;
+    SharedArray<int32_t> offset_memory, token_memory;
+
+    Experts(DType dtype_, const std::vector<int64_t>& counts, int64_t N_, int64_t K_,
+            bool gathers_ = random_int(0, 1) == 1)
+        : dtype(dtype_),
+          E(static_cast<int64_t>(counts.size())),
+          R(std::accumulate(counts.begin(), counts.end(), int64_t{0})),
+          N(N_),
+          K(K_),
+          tokens(gathers_ ? (R + 1) / 2 : R),
+          row_offsets(offsets_of(counts)),
+          gathers(gathers_),
+          x(dtype, {tokens, K}, random_normal(static_cast<size_t>(tokens * K))),
+          w(dtype, {E, N, K},
+            random_normal(static_cast<size_t>(E * N * K), 1 / std::sqrt(static_cast<float>(K)))),
+          bias(dtype, {E, N}, random_normal(static_cast<size_t>(E * N))),
+          dy(dtype, {R, N}, random_normal(static_cast<size_t>(R * N))),
+          offset_memory(static_cast<size_t>(E) + 1),
+          token_memory(static_cast<size_t>(R)) {
+        std::ranges::copy(row_offsets, offset_memory.data());
+        for (int64_t r = 0; r < R; ++r)
+            tokens_of_rows.push_back(
+                static_cast<int32_t>(gathers ? random_int(0, tokens - 1) : r));
+        std::ranges::copy(tokens_of_rows, token_memory.data());
+    }
+    Tensor offsets() const { return {offset_memory.data(), DType::int32, {E + 1}}; }
+    Tensor row_token() const {
+        return gathers ? Tensor(token_memory.data(), DType::int32, {R}) : Tensor{};
+    }
+    size_t scratch_bytes(const KernelSettings& settings) const {
+        return grouped_linear_scratch_bytes(planning(settings), {dtype, E, R, N, K});
+    }
+
+    std::unique_ptr<Buffer> forward(const KernelSettings& settings, bool has_bias = true) const {
+        auto out = std::make_unique<Buffer>(dtype, std::initializer_list<int64_t>{R, N});
+        TestStream stream(scratch_bytes(settings), settings);
+        grouped_linear_forward(stream, {.out = *out,
+                                        .x = x,
+                                        .w = w,
+                                        .offsets = offsets(),
+                                        .row_token = row_token(),
+                                        .bias = has_bias ? bias.tensor() : Tensor{}});
+        return out;
+    }
+    std::unique_ptr<Buffer> backward_input(const KernelSettings& settings) const {
+        auto dx = std::make_unique<Buffer>(dtype, std::initializer_list<int64_t>{R, K});
+        TestStream stream(scratch_bytes(settings), settings);
+        grouped_linear_backward_input(stream, {.dx = *dx, .dy = dy, .w = w, .offsets = offsets()});
+        return dx;
+    }
+    void backward_weight(const KernelSettings& settings, const GradientSink& dw,
+                         const GradientSink& dbias) const {
+        TestStream stream(scratch_bytes(settings), settings);
+        grouped_linear_backward_weight(stream, {.dw = dw,
+                                                .x = x,
+                                                .dy = dy,
+                                                .offsets = offsets(),
+                                                .row_token = row_token(),
+                                                .dbias = dbias});
+    }
+
+    GroupedProblem problem() const {
+        return {N, K, row_offsets, gathered_reference(x.values(), tokens_of_rows, K), dy.values(),
+                w.values()};
+    }
+    Values with_bias(Values out) const {
+        for (int64_t e = 0; e < E; ++e)
+            for (int64_t i = row_offsets[e] * N; i < row_offsets[e + 1] * N; ++i)
+                out[i] += bias[e * N + i % N];
+        return out;
+    }
+    template <class Real>
+    Values column_sums() const {
+        Values sums;
+        for (int64_t e = 0; e < E; ++e)
+            for (int64_t n = 0; n < N; ++n) {
+                Real sum = 0;
+                for (int64_t r = row_offsets[e]; r < row_offsets[e + 1]; ++r)
+                    sum += static_cast<Real>(dy[r * N + n]);
+                sums.push_back(sum);
+            }
+        return sums;
+    }
+};
+
+struct Extent {
+    std::vector<int64_t> counts;
+    int64_t N, K;
+};
+
+/// Counts around the tiles, idle experts, one expert that has most rows, many experts with few.
+std::vector<Extent> extents() {
+    std::vector<int64_t> few(32);
+    for (int64_t& count : few) count = random_int(0, 3);
+    few[5] = 1;
+    const auto random_counts = [](int64_t experts, int64_t most) {
+        std::vector<int64_t> counts(static_cast<size_t>(experts));
+        for (int64_t& count : counts) count = random_int(0, most);
+        counts[0] = 1;
+        return counts;
+    };
+    if (device_is_simulated())
+        return {{{1}, 1, 1},
+                {{0, 3, 0}, 8, 16},
+                {{65, 0, 129}, 72, 40},
+                {{0, 0, 200}, 136, 24},
+                {few, 16, 72},
+                {random_counts(3, 90), random_int(1, 70), random_int(1, 70)},
+                {random_counts(3, 90), 8 * random_int(1, 20), 8 * random_int(1, 20)}};
+    std::vector<Extent> result{{{1}, 1, 1},
+                               {{0, 3, 0}, 8, 16},
+                               {{65, 0, 129, 127, 128, 0}, 72, 200},
+                               {{0, 0, 1300, 7}, 136, 64},
+                               {{390, 800}, 24, 650},
+                               {few, 64, 72}};
+    for (int i = 0; i < 3; ++i) {
+        result.push_back({random_counts(random_int(1, 9), 200), random_int(1, 150),
+                          random_int(1, 150)});
+        result.push_back({random_counts(random_int(1, 9), 200), 8 * random_int(1, 40),
+                          8 * random_int(1, 40)});
+    }
+    return result;
+}
+
+void for_each_layer(const std::function<void(const Experts&)>& check) {
+    for (const Extent& e : extents())
+        for (const DType dtype : {DType::fp32, DType::bf16}) {
+            const Experts layer(dtype, e.counts, e.N, e.K);
+            CAPTURE(name_of(dtype), layer.E, layer.R, e.N, e.K, layer.gathers);
+            check(layer);
+        }
+}
+
+}  // namespace
+
+TEST_CASE("grouped_linear_forward matches float64 whatever rows the experts have", "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for_each_layer([&](const Experts& layer) {
+        const Values exact = layer.problem().product<double>(GemmOp::nt),
+                     plain = layer.problem().product<float>(GemmOp::nt);
+        for_each_product([&](const KernelSettings& settings) {
+            for (const bool bias : {false, true}) {
+                const auto with = [&](const Values& v) { return bias ? layer.with_bias(v) : v; };
+                accuracy.check(bias ? "out with bias" : "out", layer.dtype,
+                               layer.forward(settings, bias)->values(),
+                               stored_as(layer.dtype, with(plain)), with(exact), layer.K / 8);
+            }
+        });
+    });
+}
+
+TEST_CASE("grouped_linear_backward_input matches float64 whatever rows the experts have",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for_each_layer([&](const Experts& layer) {
+        const Values exact = layer.problem().product<double>(GemmOp::nn),
+                     plain = layer.problem().product<float>(GemmOp::nn);
+        for_each_product([&](const KernelSettings& settings) {
+            accuracy.check("dx", layer.dtype, layer.backward_input(settings)->values(),
+                           stored_as(layer.dtype, plain), exact, layer.N / 8);
+        });
+    });
+}
+
+TEST_CASE("grouped_linear_backward_weight matches float64, and clears what idle experts have",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for_each_layer([&](const Experts& layer) {
+        const Values exact = layer.problem().product<double>(GemmOp::tn),
+                     plain = layer.problem().product<float>(GemmOp::tn),
+                     exact_sums = layer.column_sums<double>(),
+                     plain_sums = layer.column_sums<float>();
+        for_each_product([&](const KernelSettings& settings) {
+            for (const bool accumulate : {false, true}) {
+                Buffer dw(DType::fp32, {layer.E, layer.N, layer.K}),
+                    dbias(DType::fp32, {layer.E, layer.N});
+                Values before(exact.size()), sums_before(exact_sums.size());
+                if (accumulate) {
+                    for (size_t i = 0; i < before.size(); ++i)
+                        dw.set(i, static_cast<float>(before[i] = static_cast<double>(i % 3)));
+                    for (size_t i = 0; i < sums_before.size(); ++i)
+                        dbias.set(i, static_cast<float>(sums_before[i] = 1));
+                }
+                const auto added = [](Values to, const Values& from) {
+                    for (size_t i = 0; i < to.size(); ++i) to[i] += from[i];
+                    return stored_as(DType::fp32, to);
+                };
+                layer.backward_weight(settings, dw.sink(accumulate), dbias.sink(accumulate));
+                accuracy.check("dw", DType::fp32, dw.values(), added(plain, before),
+                               added(exact, before), layer.R / 8);
+                accuracy.check("dbias", DType::fp32, dbias.values(), added(plain_sums, sums_before),
+                               added(exact_sums, sums_before));
+                for (int64_t e = 0; e < layer.E; ++e) {
+                    if (layer.row_offsets[e] != layer.row_offsets[e + 1]) continue;
+                    const auto first = static_cast<size_t>(e * layer.N * layer.K);
+                    CHECK(dw[first] == before[first]);
+                }
+            }
+        });
+    });
+}
+
+TEST_CASE("grouped products of one expert have the bits of a linear layer's own products") {
+    const KernelSettings own{.gemm = KernelSettings::Gemm::own};
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        const Experts layer(dtype, {random_int(1, 1500)}, random_int(1, 600), random_int(1, 100),
+                            false);
+        CAPTURE(name_of(dtype), layer.R, layer.N, layer.K);
+        const Buffer out(dtype, {layer.R, layer.N}), dx(dtype, {layer.R, layer.K}),
+            dw(DType::fp32, {layer.N, layer.K}), dbias(DType::fp32, {layer.N}),
+            grouped_dw(DType::fp32, {1, layer.N, layer.K}), grouped_dbias(DType::fp32, {1, layer.N});
+        TestStream stream(linear_scratch_bytes(planning(own), dtype, layer.R, layer.N, layer.K),
+                          own);
+        const Tensor w = layer.w.tensor().reshaped({layer.N, layer.K}),
+                     bias = layer.bias.tensor().reshaped({layer.N});
+        linear_forward(stream, {.out = out, .x = layer.x, .w = w, .bias = bias});
+        linear_backward_input(stream, {.dx = dx, .dy = layer.dy, .w = w});
+        linear_backward_weight(
+            stream,
+            {.dw = dw.sink(false), .x = layer.x, .dy = layer.dy, .dbias = dbias.sink(false)});
+        layer.backward_weight(own, grouped_dw.sink(false), grouped_dbias.sink(false));
+        CHECK((layer.forward(own)->bytes() == out.bytes()));
+        CHECK((layer.backward_input(own)->bytes() == dx.bytes()));
+        CHECK((grouped_dw.bytes() == dw.bytes()));
+        CHECK((grouped_dbias.bytes() == dbias.bytes()));
+    }
+}
+
+TEST_CASE("grouped products give the same bits in every run, and by own products with any threads",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    const KernelSettings own{.gemm = KernelSettings::Gemm::own};
+    const int64_t most = device_is_simulated() ? 60 : 500;
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        const Experts layer(dtype, {random_int(0, most), 0, random_int(1, 20), most},
+                            8 * random_int(1, 20), 8 * random_int(1, 20));
+        check_thread_independence([&] {
+            const Buffer dw(DType::fp32, {layer.E, layer.N, layer.K}),
+                dbias(DType::fp32, {layer.E, layer.N});
+            layer.backward_weight(own, dw.sink(false), dbias.sink(false));
+            return layer.forward(own)->bytes() + layer.backward_input(own)->bytes() + dw.bytes() +
+                   dbias.bytes();
+        });
+    }
+}
+
+TEST_CASE("grouped products take tensors that begin at any element", "[cuda]") {
+    ON_EACH_DEVICE();
+    const Experts layer(DType::bf16, {random_int(1, 40), random_int(1, 40)}, 8 * random_int(1, 9),
+                        8 * random_int(1, 9), true);
+    const auto shifted = [](const Buffer& memory, Tensor like) {
+        like.data = static_cast<char*>(memory.tensor().data) + size_of(like.dtype);
+        return like;
+    };
+    const auto moved = [&](const Buffer& from, Buffer& to) {
+        const Values values = from.values();
+        for (size_t i = 0; i < values.size(); ++i) to.set(i + 1, static_cast<float>(values[i]));
+        return shifted(to, from.tensor());
+    };
+    Buffer x(layer.dtype, {layer.tokens * layer.K + 1}), w(layer.dtype, {layer.E * layer.N * layer.K + 1}),
+        dy(layer.dtype, {layer.R * layer.N + 1}), out(layer.dtype, {layer.R * layer.N + 1}),
+        dx(layer.dtype, {layer.R * layer.K + 1}), dw(DType::fp32, {layer.E * layer.N * layer.K + 1});
+    const Tensor moved_x = moved(layer.x, x), moved_w = moved(layer.w, w),
+                 moved_dy = moved(layer.dy, dy);
+    const Buffer like_out(layer.dtype, {layer.R, layer.N}), like_dx(layer.dtype, {layer.R, layer.K});
+    TestStream stream(layer.scratch_bytes({}));
+    grouped_linear_forward(stream, {.out = shifted(out, like_out.tensor()), .x = moved_x,
+                                    .w = moved_w, .offsets = layer.offsets(),
+                                    .row_token = layer.row_token()});
+    grouped_linear_backward_input(stream, {.dx = shifted(dx, like_dx.tensor()), .dy = moved_dy,
+                                           .w = moved_w, .offsets = layer.offsets()});
+    GradientSink sink = dw.sink(false);
+    sink.data = static_cast<float*>(sink.data) + 1;
+    grouped_linear_backward_weight(stream, {.dw = sink, .x = moved_x, .dy = moved_dy,
+                                            .offsets = layer.offsets(),
+                                            .row_token = layer.row_token()});
+    const auto without_first = [](const Buffer& of) {
+        Values values = of.values();
+        CHECK(std::isnan(values[0]));
+        values.erase(values.begin());
+        return values;
+    };
+    const auto check = [&](DType dtype, GemmOp op, const Values& ours) {
+        check_accuracy("shifted", dtype, ours,
+                       stored_as(dtype, layer.problem().product<float>(op)),
+                       layer.problem().product<double>(op), layer.R / 8 + 1);
+    };
+    check(DType::bf16, GemmOp::nt, without_first(out));
+    check(DType::bf16, GemmOp::nn, without_first(dx));
+    check(DType::fp32, GemmOp::tn, without_first(dw));
+}
+
+}  // namespace train_gpt
