@@ -78,7 +78,7 @@ struct RowsArgs {
 };
 
 template <class T, bool weight_along>
-__global__ void __launch_bounds__(threads) rows_kernel(RowsArgs<T> a) {
+__global__ void __launch_bounds__(threads, 2) rows_kernel(RowsArgs<T> a) {
     __shared__ SharedTiles shared;
     __shared__ int first_tiles[most_experts + 1];
     const experts::RowTiles tiles(first_tiles, a.offsets, a.E, tile);

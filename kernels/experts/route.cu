@@ -143,7 +143,7 @@ __device__ __forceinline__ Slot choose(const Token<per_lane>& token,
 
 /// A block takes a slab; its warps take the tokens in turn.
 template <int per_lane>
-__global__ void __launch_bounds__(threads) route_kernel(Forward a) {
+__global__ void __launch_bounds__(threads, per_lane <= 8 ? 2 : 1) route_kernel(Forward a) {
     constexpr int most = per_lane * warp_size;
     __shared__ float shared_sums[warps][most], shared_squares[warps];
     __shared__ int shared_counts[warps][most];

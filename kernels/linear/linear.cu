@@ -29,15 +29,15 @@ int grid_for(const Stream& stream, int64_t count) {
 /// Does what the product's epilogue could not: values [rows, cols] += bias [cols] if there is a
 /// bias, and activated = gelu(values) if `activated` is not null. Reads and writes each element
 /// once. width divides cols or, without a bias, count.
-template <class T, int width>
+template <class T, int width, class Bias = T>
 __global__ void __launch_bounds__(threads_per_block)
-    finish_forward(T* values, T* activated, const T* bias, int64_t count, int64_t cols) {
+    finish_forward(T* values, T* activated, const Bias* bias, int64_t count, int64_t cols) {
     const int64_t stride = int64_t{gridDim.x} * threads_per_block * width;
     for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < count;
          i += stride) {
         Vector<T, width> own = Vector<T, width>::load(values + i);
         if (bias) {
-            const Vector<T, width> addend = Vector<T, width>::load(bias + i % cols);
+            const Vector<Bias, width> addend = Vector<Bias, width>::load(bias + i % cols);
 #pragma unroll
             for (int e = 0; e < width; ++e)
                 own.values[e] = from_float<T>(to_float(own.values[e]) + to_float(addend.values[e]));
@@ -70,6 +70,14 @@ __global__ void __launch_bounds__(threads_per_block)
 }
 
 void launch_finish_forward(Stream& stream, Tensor values, Tensor activated, Tensor bias) {
+    if (bias && bias.dtype != values.dtype) {  // fp32 logits of a router in bf16
+        finish_forward<float, 1><<<grid_for(stream, values.numel()), threads_per_block, 0,
+                                   stream_of(stream)>>>(
+            static_cast<float*>(values.data), static_cast<float*>(nullptr),
+            static_cast<const __nv_bfloat16*>(bias.data), values.numel(), values.cols());
+        CUDA_CHECK_LAUNCH();
+        return;
+    }
     with_element_type(values.dtype, [&](auto type) {
         using T = decltype(type);
         const int64_t count = values.numel(), cols = values.cols();
@@ -225,7 +233,7 @@ void linear_forward(Stream& stream, const LinearForward& args) {
     const Tensor product = args.preact ? args.preact : args.out;
     Gemm call{.op = GemmOp::nt,
               .in = dtype,
-              .out = dtype,
+              .out = args.out.dtype,
               .m = args.x.rows(),
               .n = args.w.rows(),
               .k = args.x.cols(),
@@ -238,7 +246,9 @@ void linear_forward(Stream& stream, const LinearForward& args) {
         Gemm plain = call;
         Tensor missing_bias;
         plain.epilogue = args.bias ? Epilogue::bias : Epilogue::none;
-        if (!gemm(stream, plain)) {
+        // An epilogue adds a bias of the result's dtype.
+        const bool other_dtype = args.bias && args.bias.dtype != args.out.dtype;
+        if (other_dtype || !gemm(stream, plain)) {
             missing_bias = args.bias;
             plain.epilogue = Epilogue::none;
             plain.vector = nullptr;

@@ -25,13 +25,14 @@ struct RouteProblem {
 template <class Real>
 struct RouterScores {
     std::vector<Real> scores, probabilities;
-    Real lse;
+    Real lse, lse_terms;  // lse_terms: the sum of the absolute values of what it is the sum of
 
     RouterScores(const double* z, int64_t E, RouterScore of) {
         const Real top = static_cast<Real>(*std::max_element(z, z + E));
         Real sum = 0;
         for (int64_t i = 0; i < E; ++i) sum += std::exp(static_cast<Real>(z[i]) - top);
         lse = top + std::log(sum);
+        lse_terms = std::abs(top) + std::abs(std::log(sum));
         Real total = 0;
         for (int64_t i = 0; i < E; ++i) {
             const Real logit = static_cast<Real>(z[i]);
@@ -67,7 +68,7 @@ RouteReference route_reference(const RouteProblem& p) {
         std::vector<Real> gradient(static_cast<size_t>(p.E));  // ∂/∂s
         std::vector<Real> terms(static_cast<size_t>(p.E));     // what it is the sum of
         const int32_t* const chosen = &p.experts[static_cast<size_t>(t * p.k)];
-        Real total = 0, product = 0;
+        Real total = 0, product = 0, product_terms = 0;
         for (int64_t j = 0; j < p.k; ++j) total += token.scores[chosen[j]];
         const Real scale = static_cast<Real>(p.rule.scale) / (p.rule.normalise ? total : 1);
         for (int64_t j = 0; j < p.k; ++j) {
@@ -77,6 +78,7 @@ RouteReference route_reference(const RouteProblem& p) {
             if (p.dweights.empty()) continue;
             const double dweight = p.dweights[static_cast<size_t>(t * p.k + j)];
             product += static_cast<Real>(dweight) * weight;
+            product_terms += std::abs(static_cast<Real>(dweight) * weight);
             r.loss += dweight * weight;
         }
         for (int64_t i = 0; i < p.E; ++i) sums[s * p.E + i] += token.probabilities[i];
@@ -88,10 +90,11 @@ RouteReference route_reference(const RouteProblem& p) {
             const Real of_weight = scale * static_cast<Real>(p.dweights[t * p.k + j]),
                        of_sum = p.rule.normalise ? product / total : 0;
             gradient[chosen[j]] = of_weight - of_sum;
-            terms[chosen[j]] = std::abs(of_weight) + std::abs(of_sum);
+            terms[chosen[j]] =
+                std::abs(of_weight) + (p.rule.normalise ? product_terms / total : 0);
         }
         // ∂/∂p_i = balance·E·load_i; the p are s / Σ s.
-        Real all = 0, mean = 0;
+        Real all = 0, mean = 0, mean_terms = 0;
         for (int64_t i = 0; i < p.E; ++i) all += token.scores[i];
         const auto slope = [&](int64_t i) {
             return p.load.empty() ? 0
@@ -99,11 +102,12 @@ RouteReference route_reference(const RouteProblem& p) {
         };
         for (int64_t i = 0; i < p.E; ++i) {
             mean += slope(i) * token.probabilities[i];
+            mean_terms += std::abs(slope(i)) * token.probabilities[i];
             r.loss += slope(i) * token.probabilities[i];
         }
         for (int64_t i = 0; i < p.E; ++i) {
             gradient[i] += (slope(i) - mean) / all;
-            terms[i] += (std::abs(slope(i)) + std::abs(mean)) / all;
+            terms[i] += (std::abs(slope(i)) + mean_terms) / all;
         }
         Real inner = 0, inner_terms = 0;
         for (int64_t i = 0; i < p.E; ++i) {
@@ -120,7 +124,7 @@ RouteReference route_reference(const RouteProblem& p) {
                 of_scores + 2 * static_cast<Real>(p.z_loss) * token.lse * share;
             r.dlogits_terms.push_back(
                 score * (terms[i] + (softmax ? inner_terms : 0)) +
-                2 * p.z_loss * (1 + std::abs(token.lse)) * share);
+                2 * p.z_loss * token.lse_terms * share);
         }
     }
     std::copy(sums.begin(), sums.end(), r.probabilities.begin());

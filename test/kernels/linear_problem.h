@@ -37,6 +37,11 @@ inline std::vector<Product> products() {
 
 inline Values rounded_to_float(Values values) { return stored_as(DType::fp32, std::move(values)); }
 
+/// Sums that tensor cores cut off in a product of this depth (Errors::check).
+inline int64_t cut_off_sums(DType dtype, int64_t depth) {
+    return test_device().is_cuda() && dtype == DType::bf16 ? (depth + 15) / 16 : 0;
+}
+
 /// One layer with random contents: x [M, K], w [N, K], dy [M, N].
 struct Layer {
     DType dtype;

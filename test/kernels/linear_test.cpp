@@ -50,6 +50,32 @@ TEST_CASE("linear forward with each epilogue is as accurate as a plain loop", "[
     });
 }
 
+TEST_CASE("linear forward gives unrounded results of bf16 operands, as a router needs", "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for_each_layer([&](const Layer& p) {
+        const Values exact = p.forward<double>(), plain = p.forward<float>();
+        for (const bool bias : {false, true}) {
+            CAPTURE(bias);
+            const auto with_bias = [&](Values values) {
+                for (size_t i = 0; bias && i < values.size(); ++i)
+                    values[i] += p.bias[i % static_cast<size_t>(p.N)];
+                return values;
+            };
+            for_each_product([&](const KernelSettings& settings) {
+                const Buffer out(DType::fp32, {p.M, p.N});
+                TestStream stream(p.scratch_bytes(settings), settings);
+                LinearForward args{out, p.x, p.w};
+                if (bias) args.bias = p.bias;
+                linear_forward(stream, args);
+                accuracy.check("out", DType::fp32, out.values(),
+                               rounded_to_float(with_bias(plain)), with_bias(exact),
+                               cut_off_sums(p.dtype, p.K));
+            });
+        }
+    });
+}
+
 TEST_CASE("linear forward with GELU keeps the preactivation and takes GELU of what it stored",
           "[cuda]") {
     ON_EACH_DEVICE();
@@ -334,8 +360,7 @@ TEST_CASE("scratch for M rows serves every smaller number of rows", "[cuda]") {
                 const Values exact = p.backward_weight<double>();
                 const Values plain = p.backward_weight<float>();
                 // A tensor core adds 16 products at a time to its sum.
-                const int64_t cut_off =
-                    test_device().is_cuda() && dtype == DType::bf16 ? (M + 15) / 16 : 0;
+                const int64_t cut_off = cut_off_sums(dtype, M);
                 accuracy.check("dw", DType::fp32, dw.values(), plain, exact, cut_off);
             }
         }
