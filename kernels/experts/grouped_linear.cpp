@@ -4,7 +4,6 @@
 #include "kernels/experts/grouped_linear.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include <omp.h>
@@ -24,14 +23,101 @@ using Library = KernelSettings::Gemm;
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/// A task multiplies at most so many rows, or as many as own_gemm() packs at a time.
-constexpr int64_t task_rows = 1024;
-/// Rows of the products that oneDNN is asked for, so that it has few kinds to prepare. For the last
-/// rows of an expert it is asked for the next power of two, and rows of zeros are added.
-constexpr int64_t library_rows = 128, least_library_rows = 8;
+/// A task's tile has at most so many rows and columns: its operands stay in the second-level cache,
+/// and oneDNN has to copy the weight's part of it for few enough tiles.
+constexpr int64_t tile_edge = 256;
 /// Rows that a gradient of a weight sums at a time: as own_gemm() does, so that the bits are those
 /// of a single product.
-constexpr int64_t sum_rows = 384, least_sum_rows = 32;
+constexpr int64_t sum_rows = 384;
+/// oneDNN prepares a product for every number of rows that are summed. So that there are few, the
+/// last rows of an expert are summed apart, with rows of zeros added to make so many.
+constexpr int64_t last_rows = 32;
+
+/// A range that is cut into blocks of nearly equal length.
+struct Blocks {
+    int64_t extent, length;
+
+    explicit Blocks(int64_t extent_)
+        : extent(extent_), length(ceil_div(ceil_div(extent, ceil_div(extent, tile_edge)), 16) * 16) {}
+    int64_t count() const { return ceil_div(extent, length); }
+    int64_t first(int64_t block) const { return block * length; }
+    int64_t size(int64_t block) const { return std::min(length, extent - first(block)); }
+};
+
+/// The experts, those with the most rows first, and how many tasks come before each.
+class TaskList {
+  public:
+    struct Task {
+        int expert;
+        int64_t first_row, rows;  // of the expert
+        int64_t index;            // among its tasks
+    };
+
+    /// of_rows(n): the tasks of an expert with n rows.
+    template <class F>
+    TaskList(const Tensor& offsets, F&& of_rows)
+        : offsets_(offsets.as<int32_t>()), experts_(static_cast<int>(offsets.numel() - 1)) {
+        std::iota(order_, order_ + experts_, 0);
+        std::stable_sort(order_, order_ + experts_, [&](int a, int b) { return rows(a) > rows(b); });
+        first_[0] = 0;
+        for (int i = 0; i < experts_; ++i) first_[i + 1] = first_[i] + of_rows(rows(order_[i]));
+    }
+    int64_t count() const { return first_[experts_]; }
+    Task operator[](int64_t task) const {
+        const auto at = std::upper_bound(first_, first_ + experts_ + 1, task) - first_ - 1;
+        const int expert = order_[at];
+        return {expert, offsets_[expert], rows(expert), task - first_[at]};
+    }
+
+  private:
+    int64_t rows(int expert) const { return offsets_[expert + 1] - offsets_[expert]; }
+
+    const int32_t* offsets_;
+    int experts_;
+    int order_[most_experts];
+    int64_t first_[most_experts + 1];
+};
+
+/// One thread's products, by oneDNN or our own.
+class ThreadProducts {
+  public:
+    /// Called inside a parallel region, or while an OneThread lives.
+    ThreadProducts(Library library, void* scratch, size_t scratch_bytes)
+        : library_(library), scratch_(scratch), scratch_bytes_(scratch_bytes) {}
+
+    void operator()(const GemmShape& shape, const GemmOperands& operands) const {
+#ifdef TRAIN_GPT_ONEDNN
+        if (by_library(library_, shape) && onednn_gemm_scratch_bytes(shape) <= scratch_bytes_)
+            return onednn_gemm(shape, operands, scratch_);
+#endif
+        own_gemm(shape, operands, scratch_);
+    }
+
+    static bool by_library([[maybe_unused]] Library library,
+                           [[maybe_unused]] const GemmShape& shape) {
+#ifdef TRAIN_GPT_ONEDNN
+        if (library == Library::own || !onednn_supports(shape)) return false;
+        // Where B is read in place, rows that are a multiple of a page apart fall into the same
+        // cache sets (linear.cpp).
+        return shape.in != DType::fp32 || shape.op == GemmOp::nt || shape.ldb % 1024 != 0 ||
+               onednn_copies(shape);
+#else
+        return false;
+#endif
+    }
+    static size_t scratch_bytes([[maybe_unused]] Library library, const GemmShape& shape) {
+        size_t bytes = own_gemm_scratch_bytes(shape);
+#ifdef TRAIN_GPT_ONEDNN
+        if (by_library(library, shape)) bytes = std::max(bytes, onednn_gemm_scratch_bytes(shape));
+#endif
+        return bytes;
+    }
+
+  private:
+    Library library_;
+    void* scratch_;
+    size_t scratch_bytes_;
+};
 
 /// While it lives, oneDNN prepares products for one thread, as they run inside a parallel region.
 class OneThread {
@@ -45,409 +131,175 @@ class OneThread {
     int before_;
 };
 
-int64_t rounded_up_rows(int64_t rows, int64_t least, int64_t most) {
-    int64_t rounded = least;
-    while (rounded < rows) rounded *= 2;
-    return std::min(rounded, most);
-}
-
-/// The experts, those with the most rows first, and how many tasks come before each.
-class TaskList {
-  public:
-    struct Task {
-        int expert;
-        int64_t first_row, rows;  // of the expert
-        int64_t block;            // of its task
-    };
-
-    /// blocks(rows): the tasks of an expert with so many rows.
-    template <class F>
-    TaskList(const Tensor& offsets, F&& blocks) : offsets_(offsets.as<int32_t>()) {
-        const auto E = static_cast<int>(offsets.numel() - 1);
-        experts_ = E;
-        std::iota(order_, order_ + E, 0);
-        std::stable_sort(order_, order_ + E, [&](int a, int b) { return rows(a) > rows(b); });
-        first_[0] = 0;
-        for (int i = 0; i < E; ++i) first_[i + 1] = first_[i] + blocks(rows(order_[i]));
-    }
-    int64_t count() const { return first_[experts_]; }
-    Task operator[](int64_t task) const {
-        const auto at = std::upper_bound(first_, first_ + experts_ + 1, task) - first_ - 1;
-        const int expert = order_[at];
-        return {expert, offsets_[expert], rows(expert), task - first_[at]};
-    }
-
-  private:
-    int64_t rows(int expert) const { return offsets_[expert + 1] - offsets_[expert]; }
-
-    const int32_t* offsets_;
-    int experts_ = 0;
-    int order_[most_experts];
-    int64_t first_[most_experts + 1];
-};
-
-/// A range that is cut into blocks of equal length, except for the last.
-struct Blocks {
-    int64_t extent, length;
-
-    int64_t count() const { return ceil_div(extent, length); }
-    int64_t first(int64_t block) const { return block * length; }
-    int64_t size(int64_t block) const { return std::min(length, extent - first(block)); }
-};
-
-bool has_library(Library library, const GemmShape& shape) {
-#ifdef TRAIN_GPT_ONEDNN
-    return library != Library::own && onednn_supports(shape);
-#else
-    (void)library, (void)shape;
-    return false;
-#endif
-}
-
-/// How a layer is computed with the threads there are.
-struct Method {
-    Library library;
+/// out [R, n] = in [R, k] ∘ w_e: forward (nt: n = N, k = K) or backward (nn: n = K, k = N).
+struct RowShape {
+    GemmOp op;
     DType dtype;
-    int64_t E, R, N, K;
-    int threads;
+    int64_t n, k;
 
-    Method(const Stream& stream, const GroupedLinearShape& s)
-        : library(stream.settings.gemm),
-          dtype(s.dtype),
-          E(s.E),
-          R(s.R),
-          N(s.N),
-          K(s.K),
-          threads(omp_get_max_threads()) {}
+    RowShape(GemmOp op_, const GroupedLinearShape& layer)
+        : op(op_),
+          dtype(layer.dtype),
+          n(op == GemmOp::nt ? layer.N : layer.K),
+          k(op == GemmOp::nt ? layer.K : layer.N) {}
 
-    size_t element_bytes() const { return size_of(dtype); }
-
-    /// out [R, n] = rows [R, k] ∘ w_e: forward (nt, n = N) or backward (nn, n = K).
-    struct Rows {
-        GemmOp op;
-        int64_t n, k;
-    };
-    Rows rows_of(GemmOp op) const {
-        return op == GemmOp::nt ? Rows{op, N, K} : Rows{op, K, N};
-    }
-    /// The product of a task's rows with columns of the weight.
-    GemmShape row_shape(const Rows& of, int64_t rows, int64_t cols, bool bias, bool packed) const {
-        return {.op = of.op,
+    GemmShape tile(int64_t rows, int64_t cols, bool bias) const {
+        return {.op = op,
                 .in = dtype,
                 .out = dtype,
                 .bias = bias,
                 .m = rows,
                 .n = cols,
-                .k = of.k,
-                .packed = packed,
-                .ldb = of.op == GemmOp::nt ? of.k : of.n,
-                .ldc = of.n};
-    }
-    bool rows_by_library(const Rows& of) const {
-        const OneThread one_thread;
-        return has_library(library, row_shape(of, library_rows, row_blocks(of).length, false, true));
-    }
-    /// Columns of a task. A packed block of the weight stays in the second-level cache of a thread
-    /// while rows pass over it; our own products have blocks of their own.
-    Blocks row_blocks(const Rows& of) const {
-        constexpr int64_t cache_bytes = 512 << 10, least = 64;
-        const int64_t fitting = cache_bytes / (of.k * static_cast<int64_t>(element_bytes()));
-        const int64_t most = library == Library::own ? 512 : 256;
-        int64_t length = std::clamp(fitting / least * least, least, most);
-        if (library == Library::own) length = most;
-        return {of.n, std::min(length, of.n)};
-    }
-    GemmShape sum_shape(int64_t rows, int64_t n, int64_t k, bool accumulate) const {
-        return {.op = GemmOp::tn,
-                .in = dtype,
-                .out = DType::fp32,
-                .accumulate = accumulate,
-                .m = n,
-                .n = k,
-                .k = rows,
-                .lda = N,
-                .ldb = K,
-                .ldc = K};
-    }
-    /// Blocks of a weight's gradient: so many that the threads can share an expert.
-    struct SumBlocks {
-        Blocks n, k;
-        int64_t count() const { return n.count() * k.count(); }
-    };
-    SumBlocks sum_blocks() const {
-        constexpr int64_t most = 512, least = 128;
-        SumBlocks blocks{{N, std::min(N, most)}, {K, std::min(K, most)}};
-        while (blocks.count() < 4 * threads) {
-            Blocks& larger = blocks.n.length >= blocks.k.length ? blocks.n : blocks.k;
-            if (larger.length <= least) break;
-            larger.length = (larger.length / 2 + 15) / 16 * 16;
-        }
-        return blocks;
-    }
-    bool sums_by_library() const {
-        const OneThread one_thread;
-        const SumBlocks blocks = sum_blocks();
-        return has_library(library, sum_shape(sum_rows, blocks.n.length, blocks.k.length, false));
+                .k = k,
+                .lda = k,
+                .ldb = op == GemmOp::nt ? k : n,
+                .ldc = n};
     }
 };
 
-/// A thread's part of the scratch memory.
-class Pieces {
-  public:
-    explicit Pieces(void* base) : base_(static_cast<char*>(base)) {}
-    void* take(size_t bytes) {
-        void* const piece = base_ ? base_ + used_ : nullptr;
-        used_ += aligned(bytes);
-        return piece;
-    }
-    size_t used() const { return used_; }
-
-  private:
-    char* base_;
-    size_t used_ = 0;
-};
-
-#ifdef TRAIN_GPT_ONEDNN
-/// Calls f for every shape of a product of `rows` to `most` rows.
-template <class F>
-void for_row_counts(int64_t least, int64_t most, F&& f) {
-    for (int64_t rows = least;; rows = std::min(2 * rows, most)) {
-        f(rows);
-        if (rows == most) return;
-    }
+/// dw [n, k] of a tile (+)= dyᵀ·x of some rows.
+GemmShape sum_tile(const GroupedLinearShape& layer, int64_t rows, int64_t n, int64_t k,
+                   bool accumulate) {
+    return {.op = GemmOp::tn,
+            .in = layer.dtype,
+            .out = DType::fp32,
+            .accumulate = accumulate,
+            .m = n,
+            .n = k,
+            .k = rows,
+            .lda = layer.N,
+            .ldb = layer.K,
+            .ldc = layer.K};
 }
-#endif
 
-/// Scratch memory of products of rows, for one thread.
-struct RowPieces {
-    void *product, *packed, *in, *out;  // what a product needs; B; rows with zeros added; results
-    size_t bytes, product_bytes = 0;
-
-    RowPieces(void* base, const Method& method, const Method::Rows& of, bool bias) {
-        const Blocks blocks = method.row_blocks(of);
-        size_t packed_bytes = 0, in_bytes = 0, out_bytes = 0;
-        for (const int64_t block : {int64_t{0}, blocks.count() - 1}) {
-            const int64_t cols = blocks.size(block);
-            product_bytes =
-                std::max(product_bytes, own_gemm_scratch_bytes(method.row_shape(
-                                            of, std::min(task_rows, method.R), cols, bias, false)));
-#ifdef TRAIN_GPT_ONEDNN
-            if (!method.rows_by_library(of)) continue;
-            for_row_counts(least_library_rows, library_rows, [&](int64_t rows) {
-                for (const bool packed : {false, true}) {
-                    GemmShape shape = method.row_shape(of, rows, cols, bias, packed);
-                    for (const int64_t ldc : {shape.ldc, int64_t{0}}) {
-                        shape.ldc = ldc;
-                        if (!onednn_supports(shape)) continue;
-                        product_bytes = std::max(product_bytes, onednn_gemm_scratch_bytes(shape));
-                        if (packed)
-                            packed_bytes = std::max(packed_bytes, onednn_packed_bytes(shape));
-                    }
-                }
-            });
-            in_bytes = static_cast<size_t>(library_rows * of.k) * method.element_bytes();
-            out_bytes = std::max(out_bytes, static_cast<size_t>(library_rows * cols) *
-                                                method.element_bytes());
-#endif
-        }
-        Pieces pieces(base);
-        product = pieces.take(product_bytes);
-        packed = pieces.take(packed_bytes);
-        in = pieces.take(in_bytes);
-        out = pieces.take(out_bytes);
-        bytes = pieces.used();
-    }
-};
-
-/// Scratch memory of the gradients of weights, for one thread.
-struct SumPieces {
-    void *product, *dy, *x;  // what a product needs; the last rows, with zeros added
-    size_t bytes;
-
-    SumPieces(void* base, const Method& method) {
-        const Method::SumBlocks blocks = method.sum_blocks();
-        size_t product_bytes = 0, dy_bytes = 0, x_bytes = 0;
-        for (const int64_t n_block : {int64_t{0}, blocks.n.count() - 1}) {
-            for (const int64_t k_block : {int64_t{0}, blocks.k.count() - 1}) {
-                const int64_t n = blocks.n.size(n_block), k = blocks.k.size(k_block);
-                product_bytes = std::max(
-                    product_bytes, own_gemm_scratch_bytes(method.sum_shape(sum_rows, n, k, false)));
-#ifdef TRAIN_GPT_ONEDNN
-                if (!method.sums_by_library()) continue;
-                for_row_counts(least_sum_rows, sum_rows, [&](int64_t rows) {
-                    for (const bool accumulate : {false, true}) {
-                        GemmShape shape = method.sum_shape(rows, n, k, accumulate);
-                        product_bytes = std::max(product_bytes, onednn_gemm_scratch_bytes(shape));
-                        shape.lda = shape.ldb = 0;
-                        product_bytes = std::max(product_bytes, onednn_gemm_scratch_bytes(shape));
-                    }
-                });
-                dy_bytes = std::max(dy_bytes,
-                                    static_cast<size_t>(sum_rows * n) * method.element_bytes());
-                x_bytes = std::max(x_bytes,
-                                   static_cast<size_t>(sum_rows * k) * method.element_bytes());
-#endif
-            }
-        }
-        Pieces pieces(base);
-        product = pieces.take(product_bytes);
-        dy = pieces.take(dy_bytes);
-        x = pieces.take(x_bytes);
-        bytes = pieces.used();
-    }
-};
-
-template <class Pieces, class... Arguments>
-size_t bytes_for_one(const Arguments&... arguments) {
+/// What products of rows and of gradients need for a thread.
+size_t product_bytes(Library library, const GroupedLinearShape& layer) {
     const OneThread one_thread;
-    return Pieces(nullptr, arguments...).bytes;
+    size_t bytes = 0;
+    const auto cover = [&](const GemmShape& shape) {
+        bytes = std::max(bytes, ThreadProducts::scratch_bytes(library, shape));
+    };
+    for (const GemmOp op : {GemmOp::nt, GemmOp::nn}) {
+        const RowShape shape(op, layer);
+        for (const int64_t rows : {int64_t{1}, int64_t{17}, tile_edge})
+            for (const bool bias : {false, true})
+                cover(shape.tile(rows, Blocks(shape.n).size(0), bias));
+    }
+    for (const int64_t rows : {last_rows, sum_rows})
+        for (const bool accumulate : {false, true})
+            cover(sum_tile(layer, rows, Blocks(layer.N).size(0), Blocks(layer.K).size(0), accumulate));
+    return aligned(bytes);
 }
 
-/// Copies [rows, cols] of a matrix, and adds rows of zeros up to `padded`.
-template <class T>
-void copy_padded(T* to, const T* from, int64_t ld, int64_t rows, int64_t cols, int64_t padded) {
-    for (int64_t r = 0; r < rows; ++r) std::copy_n(from + r * ld, cols, to + r * cols);
-    std::fill_n(to + rows * cols, (padded - rows) * cols, T{});
+/// The last rows of an expert's tile of dy, and of x.
+size_t last_rows_bytes(const GroupedLinearShape& layer) {
+    return aligned(static_cast<size_t>(last_rows * tile_edge) * size_of(layer.dtype));
 }
+size_t gathered_bytes(const GroupedLinearShape& layer) {
+    return aligned(static_cast<size_t>(layer.R * layer.K) * size_of(layer.dtype));
+}
+
+/// The stream's scratch memory: gathered rows, then for each thread its product's and last rows.
+struct Scratch {
+    char* gathered;
+    char* threads;
+    size_t product, last;
+
+    Scratch(const Stream& stream, const GroupedLinearShape& layer)
+        : gathered(stream.scratch_for<char>(grouped_linear_scratch_bytes(stream, layer))),
+          threads(gathered + gathered_bytes(layer)),
+          product(product_bytes(stream.settings.gemm, layer)),
+          last(last_rows_bytes(layer)) {}
+
+    char* own() const {
+        return threads + static_cast<size_t>(omp_get_thread_num()) * (product + 2 * last);
+    }
+};
 
 /// The rows of x as the products read them: in scratch, if they have to be gathered.
 template <class T>
-const T* gathered(const Tensor& x, const Tensor& row_token, T* scratch) {
+const T* gathered(const Tensor& x, const Tensor& row_token, char* scratch) {
     if (!row_token) return x.as<T>();
     const int64_t R = row_token.numel(), K = x.cols();
     const int32_t* const token = row_token.as<int32_t>();
+    auto* const rows = reinterpret_cast<T*>(scratch);
 #pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < R; ++r) std::copy_n(x.as<T>() + token[r] * K, K, scratch + r * K);
-    return scratch;
+    for (int64_t r = 0; r < R; ++r) std::copy_n(x.as<T>() + token[r] * K, K, rows + r * K);
+    return rows;
 }
 
-size_t gathered_bytes(const Method& method) {
-    return aligned(static_cast<size_t>(method.R * method.K) * method.element_bytes());
-}
-
-template <class T>
-struct RowProduct {
-    const Method& method;
-    Method::Rows of;
-    T* out;
-    const T *rows, *w, *bias;  // bias may be null
-    bool by_library;
-
-    /// Rows [first, first + count) and columns [col, col + cols) of expert e.
-    void operator()(int e, int64_t first, int64_t count, int64_t col, int64_t cols,
-                    const RowPieces& pieces) const {
-        const T* const b = w + e * method.N * method.K + (of.op == GemmOp::nt ? col * of.k : col);
-        const T* const addend = bias ? bias + e * of.n + col : nullptr;
-        if (by_library && library_product(b, addend, first, count, col, cols, pieces)) return;
-        own_gemm(method.row_shape(of, count, cols, bias != nullptr, false),
-                 {out + first * of.n + col, rows + first * of.k, b, addend}, pieces.product);
-    }
-
-  private:
-    bool library_product([[maybe_unused]] const T* b, [[maybe_unused]] const T* addend,
-                         [[maybe_unused]] int64_t first, [[maybe_unused]] int64_t count,
-                         [[maybe_unused]] int64_t col, [[maybe_unused]] int64_t cols,
-                         [[maybe_unused]] const RowPieces& pieces) const {
-#ifdef TRAIN_GPT_ONEDNN
-        // Packing a block of the weight costs about as much as 60 rows that use it (linear.cpp).
-        const bool packs =
-            count >= 64 &&
-            onednn_supports(method.row_shape(of, library_rows, cols, bias != nullptr, true));
-        const void* packed = nullptr;
-        GemmShape packed_shape;
-        for (int64_t done = 0; done < count; done += library_rows) {
-            const int64_t here = std::min(library_rows, count - done),
-                          padded = rounded_up_rows(here, least_library_rows, library_rows);
-            GemmShape shape = method.row_shape(of, padded, cols, bias != nullptr, packs);
-            T* const to = out + (first + done) * of.n + col;
-            const T* const from = rows + (first + done) * of.k;
-            if (here != padded) shape.ldc = 0;
-            if (!onednn_supports(shape)) return false;
-            if (packs && (!packed || !onednn_packs_alike(packed_shape, shape))) {
-                onednn_pack(shape, b, pieces.packed);
-                packed = pieces.packed;
-                packed_shape = shape;
-            }
-            const void* const right = packs ? packed : b;
-            if (here == padded) {
-                onednn_gemm(shape, {to, from, right, addend}, pieces.product);
-                continue;
-            }
-            copy_padded(static_cast<T*>(pieces.in), from, of.k, here, of.k, padded);
-            onednn_gemm(shape, {pieces.out, pieces.in, right, addend}, pieces.product);
-            for (int64_t r = 0; r < here; ++r)
-                std::copy_n(static_cast<const T*>(pieces.out) + r * cols, cols, to + r * of.n);
-        }
-        return true;
-#else
-        return false;
-#endif
-    }
+struct RowOperands {
+    Tensor out, in, w, offsets, row_token = {}, bias = {};
 };
 
 template <class T>
-void multiply_rows(const Stream& stream, const Method& method, const Tensor& out, const Tensor& in,
-                   const Tensor& w, const Tensor& offsets, GemmOp op, const Tensor& row_token,
-                   const Tensor& bias) {
-    auto* const scratch =
-        stream.scratch_for<char>(grouped_linear_scratch_bytes(
-            stream, {method.dtype, method.E, method.R, method.N, method.K}));
-    const Method::Rows of = method.rows_of(op);
-    const RowProduct<T> product{method,
-                                of,
-                                out.as<T>(),
-                                gathered(in, row_token, reinterpret_cast<T*>(scratch)),
-                                w.as<T>(),
-                                bias ? bias.as<T>() : nullptr,
-                                method.rows_by_library(of)};
-    const Blocks columns = method.row_blocks(of);
-    const TaskList tasks(offsets, [&](int64_t rows) {
-        return ceil_div(rows, task_rows) * columns.count();
+void multiply_rows(const Stream& stream, const GroupedLinearShape& layer, GemmOp op,
+                   const RowOperands& args) {
+    const Scratch scratch(stream, layer);
+    const RowShape shape(op, layer);
+    const T* const in = gathered<T>(args.in, args.row_token, scratch.gathered);
+    const Blocks columns(shape.n);
+    const TaskList tasks(args.offsets, [&](int64_t rows) {
+        return ceil_div(rows, tile_edge) * columns.count();
     });
-    const size_t thread_bytes = bytes_for_one<RowPieces>(method, of, bool{bias});
 #pragma omp parallel
     {
-        const RowPieces pieces(
-            scratch + gathered_bytes(method) +
-                static_cast<size_t>(omp_get_thread_num()) * thread_bytes,
-            method, of, bool{bias});
+        const ThreadProducts product(stream.settings.gemm, scratch.own(), scratch.product);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < tasks.count(); ++i) {
+            // Tiles with the same columns of the weight follow each other.
             const TaskList::Task task = tasks[i];
-            const Blocks ranges{task.rows, task_rows};
-            const int64_t range = task.block / columns.count(), block = task.block % columns.count();
-            product(task.expert, task.first_row + ranges.first(range), ranges.size(range),
-                    columns.first(block), columns.size(block), pieces);
+            const int64_t tiles = ceil_div(task.rows, tile_edge), block = task.index / tiles,
+                          col = columns.first(block), begin = task.index % tiles * tile_edge,
+                          rows = std::min(tile_edge, task.rows - begin),
+                          row = task.first_row + begin;
+            const T* const w = args.w.as<T>() + task.expert * layer.N * layer.K;
+            product(shape.tile(rows, columns.size(block), bool{args.bias}),
+                    {args.out.as<T>() + row * shape.n + col, in + row * shape.k,
+                     w + (op == GemmOp::nt ? col * shape.k : col),
+                     args.bias ? args.bias.as<T>() + task.expert * shape.n + col : nullptr});
         }
     }
 }
 
-/// dw [n, k] of a block (+)= Σ over the expert's rows.
+/// Copies [rows, cols] of a matrix, and adds rows of zeros.
 template <class T>
-void sum_block(const Method& method, float* dw, const T* dy, const T* x, int64_t rows, int64_t n,
-               int64_t k, bool accumulate, bool by_library, const SumPieces& pieces) {
-    if (rows == 0 && !accumulate)
-        for (int64_t i = 0; i < n; ++i) std::fill_n(dw + i * method.K, k, 0.0f);
-    for (int64_t done = 0; done < rows; done += sum_rows) {
-        const int64_t here = std::min(sum_rows, rows - done);
-        GemmShape shape = method.sum_shape(here, n, k, accumulate || done > 0);
-        GemmOperands operands{dw, dy + done * method.N, x + done * method.K};
-        if (!by_library) {
-            own_gemm(shape, operands, pieces.product);
-            continue;
-        }
-#ifdef TRAIN_GPT_ONEDNN
-        shape.k = rounded_up_rows(here, least_sum_rows, sum_rows);
-        if (shape.k != here) {
+void copy_last_rows(T* to, const T* from, int64_t ld, int64_t rows, int64_t cols) {
+    for (int64_t r = 0; r < rows; ++r) std::copy_n(from + r * ld, cols, to + r * cols);
+    std::fill_n(to + rows * cols, (last_rows - rows) * cols, T{});
+}
+
+/// A tile of dw_e, and the expert's rows of dy and x from the tile's columns on.
+template <class T>
+struct SumTile {
+    float* dw;
+    const T *dy, *x;
+    int64_t rows, n, k;
+};
+
+template <class T>
+void sum_rows_of(const SumTile<T>& tile, const GroupedLinearShape& layer, bool accumulate,
+                 const ThreadProducts& product, T* last_dy, T* last_x, Library library) {
+    if (tile.rows == 0 && !accumulate)
+        for (int64_t i = 0; i < tile.n; ++i) std::fill_n(tile.dw + i * layer.K, tile.k, 0.0f);
+    for (int64_t done = 0; done < tile.rows;) {
+        int64_t here = std::min(sum_rows, tile.rows - done);
+        const T *dy = tile.dy + done * layer.N, *x = tile.x + done * layer.K;
+        GemmShape shape =
+            sum_tile(layer, sum_rows, tile.n, tile.k, accumulate || done > 0);
+        const bool rounds = ThreadProducts::by_library(library, shape);
+        shape.k = here;
+        if (rounds && here < last_rows) {
+            copy_last_rows(last_dy, dy, layer.N, here, tile.n);
+            copy_last_rows(last_x, x, layer.K, here, tile.k);
+            dy = last_dy, x = last_x;
+            shape.k = last_rows;
             shape.lda = shape.ldb = 0;
-            copy_padded(static_cast<T*>(pieces.dy), dy + done * method.N, method.N, here, n,
-                        shape.k);
-            copy_padded(static_cast<T*>(pieces.x), x + done * method.K, method.K, here, k, shape.k);
-            operands.a = pieces.dy;
-            operands.b = pieces.x;
+        } else if (rounds) {
+            shape.k = here = here / last_rows * last_rows;
         }
-        onednn_gemm(shape, operands, pieces.product);
-#endif
+        product(shape, {tile.dw, dy, x});
+        done += here;
     }
 }
 
@@ -475,36 +327,36 @@ void sum_columns(const GradientSink& dbias, const T* dy, const Tensor& offsets, 
 }
 
 template <class T>
-void backward_weight(const Stream& stream, const Method& method,
+void backward_weight(const Stream& stream, const GroupedLinearShape& layer,
                      const GroupedLinearBackwardWeight& args) {
-    auto* const scratch =
-        stream.scratch_for<char>(grouped_linear_scratch_bytes(
-            stream, {method.dtype, method.E, method.R, method.N, method.K}));
-    const T* const x = gathered(args.x, args.row_token, reinterpret_cast<T*>(scratch));
-    const T* const dy = args.dy.as<T>();
-    auto* const dw = static_cast<float*>(args.dw.data);
-    const Method::SumBlocks blocks = method.sum_blocks();
-    const bool by_library = method.sums_by_library();
-    const TaskList tasks(args.offsets, [&](int64_t) { return blocks.count(); });
-    const size_t thread_bytes = bytes_for_one<SumPieces>(method);
+    const Scratch scratch(stream, layer);
+    const T *const x = gathered<T>(args.x, args.row_token, scratch.gathered),
+            *const dy = args.dy.as<T>();
+    const Blocks of_n(layer.N), of_k(layer.K);
+    const TaskList tasks(args.offsets, [&](int64_t) { return of_n.count() * of_k.count(); });
 #pragma omp parallel
     {
-        const SumPieces pieces(scratch + gathered_bytes(method) +
-                                   static_cast<size_t>(omp_get_thread_num()) * thread_bytes,
-                               method);
+        char* const own = scratch.own();
+        const ThreadProducts product(stream.settings.gemm, own, scratch.product);
+        auto* const last_dy = reinterpret_cast<T*>(own + scratch.product);
+        auto* const last_x = reinterpret_cast<T*>(own + scratch.product + scratch.last);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < tasks.count(); ++i) {
             const TaskList::Task task = tasks[i];
-            const int64_t n_block = task.block / blocks.k.count(),
-                          k_block = task.block % blocks.k.count(), n = blocks.n.first(n_block),
-                          k = blocks.k.first(k_block);
-            sum_block(method, dw + (task.expert * method.N + n) * method.K + k,
-                      dy + task.first_row * method.N + n, x + task.first_row * method.K + k,
-                      task.rows, blocks.n.size(n_block), blocks.k.size(k_block),
-                      args.dw.accumulate, by_library, pieces);
+            const int64_t n_block = task.index / of_k.count(), k_block = task.index % of_k.count(),
+                          n = of_n.first(n_block), k = of_k.first(k_block);
+            const SumTile<T> tile{
+                static_cast<float*>(args.dw.data) + (task.expert * layer.N + n) * layer.K + k,
+                dy + task.first_row * layer.N + n,
+                x + task.first_row * layer.K + k,
+                task.rows,
+                of_n.size(n_block),
+                of_k.size(k_block)};
+            sum_rows_of(tile, layer, args.dw.accumulate, product, last_dy, last_x,
+                        stream.settings.gemm);
         }
     }
-    if (args.dbias) sum_columns(args.dbias, dy, args.offsets, method.N);
+    if (args.dbias) sum_columns(args.dbias, dy, args.offsets, layer.N);
 }
 
 [[maybe_unused]] bool are_experts(const Tensor& w, const Tensor& offsets, DType dtype, int64_t N,
@@ -524,9 +376,9 @@ void grouped_linear_forward(Stream& stream, const GroupedLinearForward& args) {
     assert(!args.bias || args.bias.numel() == E * N);
     TRAIN_GPT_ON_CUDA(stream.device, grouped_linear_forward(stream, args));
     with_float_type(args.x.dtype, [&](auto type) {
-        multiply_rows<decltype(type)>(stream, Method(stream, {args.x.dtype, E, R, N, K}), args.out,
-                                      args.x, args.w, args.offsets, GemmOp::nt, args.row_token,
-                                      args.bias);
+        multiply_rows<decltype(type)>(
+            stream, {args.x.dtype, E, R, N, K}, GemmOp::nt,
+            {args.out, args.x, args.w, args.offsets, args.row_token, args.bias});
     });
 }
 
@@ -538,8 +390,8 @@ void grouped_linear_backward_input(Stream& stream, const GroupedLinearBackwardIn
     assert(args.dx.dtype == args.dy.dtype && args.dx.rows() == R);
     TRAIN_GPT_ON_CUDA(stream.device, grouped_linear_backward_input(stream, args));
     with_float_type(args.dy.dtype, [&](auto type) {
-        multiply_rows<decltype(type)>(stream, Method(stream, {args.dy.dtype, E, R, N, K}), args.dx,
-                                      args.dy, args.w, args.offsets, GemmOp::nn, {}, {});
+        multiply_rows<decltype(type)>(stream, {args.dy.dtype, E, R, N, K}, GemmOp::nn,
+                                      {args.dx, args.dy, args.w, args.offsets});
     });
 }
 
@@ -551,19 +403,15 @@ void grouped_linear_backward_weight(Stream& stream, const GroupedLinearBackwardW
     assert(args.row_token ? args.row_token.numel() == R : args.x.rows() == R);
     TRAIN_GPT_ON_CUDA(stream.device, grouped_linear_backward_weight(stream, args));
     with_float_type(args.dy.dtype, [&](auto type) {
-        backward_weight<decltype(type)>(stream, Method(stream, {args.dy.dtype, E, R, N, K}), args);
+        backward_weight<decltype(type)>(stream, {args.dy.dtype, E, R, N, K}, args);
     });
 }
 
 size_t grouped_linear_scratch_bytes(const Stream& stream, const GroupedLinearShape& shape) {
     TRAIN_GPT_ON_CUDA(stream.device, grouped_linear_scratch_bytes(shape));
-    const Method method(stream, shape);
-    size_t thread_bytes = bytes_for_one<SumPieces>(method);
-    for (const GemmOp op : {GemmOp::nt, GemmOp::nn})
-        for (const bool bias : {false, true})
-            thread_bytes =
-                std::max(thread_bytes, bytes_for_one<RowPieces>(method, method.rows_of(op), bias));
-    return gathered_bytes(method) + static_cast<size_t>(method.threads) * thread_bytes;
+    const auto threads = static_cast<size_t>(omp_get_max_threads());
+    return gathered_bytes(shape) +
+           threads * (product_bytes(stream.settings.gemm, shape) + 2 * last_rows_bytes(shape));
 }
 
 namespace {
