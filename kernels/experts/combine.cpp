@@ -26,8 +26,7 @@ void add_slots(const Combine& a, int64_t t, int64_t first, int64_t count) {
         const int64_t slot = t * k + j;
         const T* const y = a.y.as<T>() + a.row_of.as<int32_t>()[slot] * C + first;
         const float weight = a.weights ? a.weights.as<float>()[slot] : 1.0f;
-        for_positions<T>(count,
-                         [&, y](auto at) { at.store(sums, at(sums) + at(y) * weight); });
+        for_positions<T>(count, [&, y](auto at) { at.store(sums, at(sums) + at(y) * weight); });
     }
     T* const out = a.out.as<T>() + t * C + first;
     for_positions<T>(count, [&, out](auto at) { at.store(out, at(sums)); });
@@ -38,8 +37,7 @@ void backward_slot(const CombineBackward& a, int64_t slot) {
     const int64_t C = a.dout.cols(), k = a.row_of.cols(), row = a.row_of.as<int32_t>()[slot];
     const float weight = a.weights.as<float>()[slot];
     const T *const dout = a.dout.as<T>() + slot / k * C, *const y = a.y.as<T>() + row * C;
-    a.dweights.as<float>()[slot] =
-        position_sum<T>(C, [=](auto at) { return at(dout) * at(y); });
+    a.dweights.as<float>()[slot] = position_sum<T>(C, [=](auto at) { return at(dout) * at(y); });
     T* const dy = a.dy.as<T>() + row * C;
     for_positions<T>(C, [=](auto at) { at.store(dy, at(dout) * weight); });
 }

@@ -25,8 +25,7 @@ struct Forward {
 /// at a time.
 template <class T, int width>
 __global__ void __launch_bounds__(most_threads) forward_kernel(Forward<T> a) {
-    const int64_t t = blockIdx.x,
-                  c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
+    const int64_t t = blockIdx.x, c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
     if (c >= a.C) return;
     float sum[width] = {};
     if (a.residual) unpack(sum, Vector<T, width>::load(a.residual + t * a.C + c));
@@ -92,15 +91,15 @@ void combine(Stream& stream, const Combine& args) {
             is_aligned(args.out.data) && is_aligned(args.y.data) && is_aligned(args.residual.data);
         with_width<T>(C, aligned, [&](auto width) {
             const int64_t vectors = C / width, tiles = ceil_div<int64_t>(vectors, most_threads),
-                          threads = ceil_div(ceil_div(vectors, tiles), int64_t{warp_size}) * warp_size;
-            forward_kernel<T, width>
-                <<<dim3(static_cast<unsigned>(N), static_cast<unsigned>(tiles)),
-                   static_cast<unsigned>(threads), 0, stream_of(stream)>>>(
-                    {static_cast<T*>(args.out.data), static_cast<const T*>(args.y.data),
-                     static_cast<const T*>(args.residual.data),
-                     static_cast<const int32_t*>(args.row_of.data),
-                     static_cast<const float*>(args.weights.data), C,
-                     static_cast<int>(args.row_of.cols())});
+                          threads =
+                              ceil_div(ceil_div(vectors, tiles), int64_t{warp_size}) * warp_size;
+            forward_kernel<T, width><<<dim3(static_cast<unsigned>(N), static_cast<unsigned>(tiles)),
+                                       static_cast<unsigned>(threads), 0, stream_of(stream)>>>(
+                {static_cast<T*>(args.out.data), static_cast<const T*>(args.y.data),
+                 static_cast<const T*>(args.residual.data),
+                 static_cast<const int32_t*>(args.row_of.data),
+                 static_cast<const float*>(args.weights.data), C,
+                 static_cast<int>(args.row_of.cols())});
             CUDA_CHECK_LAUNCH();
         });
     });
@@ -113,14 +112,13 @@ void combine_backward(Stream& stream, const CombineBackward& args) {
         const bool aligned =
             is_aligned(args.dy.data) && is_aligned(args.y.data) && is_aligned(args.dout.data);
         with_width<T>(C, aligned, [&](auto width) {
-            backward_kernel<T, width>
-                <<<static_cast<unsigned>(ceil_div<int64_t>(slots, warps)), warps * warp_size, 0,
-                   stream_of(stream)>>>(
-                    {static_cast<T*>(args.dy.data), static_cast<float*>(args.dweights.data),
-                     static_cast<const T*>(args.dout.data), static_cast<const T*>(args.y.data),
-                     static_cast<const int32_t*>(args.row_of.data),
-                     static_cast<const float*>(args.weights.data), slots, C,
-                     static_cast<int>(args.row_of.cols())});
+            backward_kernel<T, width><<<static_cast<unsigned>(ceil_div<int64_t>(slots, warps)),
+                                        warps * warp_size, 0, stream_of(stream)>>>(
+                {static_cast<T*>(args.dy.data), static_cast<float*>(args.dweights.data),
+                 static_cast<const T*>(args.dout.data), static_cast<const T*>(args.y.data),
+                 static_cast<const int32_t*>(args.row_of.data),
+                 static_cast<const float*>(args.weights.data), slots, C,
+                 static_cast<int>(args.row_of.cols())});
             CUDA_CHECK_LAUNCH();
         });
     });

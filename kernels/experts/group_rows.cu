@@ -1,5 +1,5 @@
-// In three launches: each block counts the experts in its range of pairs; one block turns the counts
-// into the first row of each expert and block; each block places its pairs. Within a block, warps
+// In three launches: each block counts the experts in its range of pairs; one block turns the
+// counts into the first row of each expert and block; each block places its pairs. Within a block, warps
 // have ranges one after the other, and within a warp lanes are numbered among those with the same
 // expert, so that pairs of an expert keep their order.
 #include <algorithm>
@@ -24,8 +24,8 @@ int64_t pairs_of_warp(int64_t pairs) {
 }
 int64_t block_count(int64_t pairs) { return ceil_div(pairs, pairs_of_warp(pairs) * warps); }
 
-/// Calls f(pair, expert, lanes with the same expert) for the warp's pairs in order; lanes beyond the
-/// last pair have the expert −1.
+/// Calls f(pair, expert, lanes with the same expert) for the warp's pairs in order; lanes beyond
+/// the last pair have the expert −1.
 template <class F>
 __device__ __forceinline__ void for_pairs_of_warp(const int32_t* experts, int64_t pairs,
                                                   int64_t per_warp, F&& f) {
@@ -46,7 +46,8 @@ __device__ __forceinline__ void count_pairs(int* counts, const int32_t* experts,
     int* const own = counts + static_cast<int>(threadIdx.x) / warp_size * E;
     for_pairs_of_warp(experts, pairs, per_warp, [&](int64_t, int expert, unsigned same) {
         // The first of the lanes counts for all.
-        if (expert >= 0 && __ffs(static_cast<int>(same)) - 1 == static_cast<int>(threadIdx.x % warp_size))
+        if (expert >= 0 &&
+            __ffs(static_cast<int>(same)) - 1 == static_cast<int>(threadIdx.x % warp_size))
             own[expert] += __popc(same);
         __syncwarp();
     });

@@ -60,7 +60,8 @@ class RowTiles {
             const int middle = (low + high) / 2;
             (int64_t{first_[middle]} * blocks <= index ? low : high) = middle;
         }
-        const int first = offsets_[low], last = offsets_[low + 1], tiles = first_[low + 1] - first_[low];
+        const int first = offsets_[low], last = offsets_[low + 1],
+                  tiles = first_[low + 1] - first_[low];
         const int64_t in_expert = index - int64_t{first_[low]} * blocks;
         const int band_first = static_cast<int>(in_expert / (int64_t{band} * blocks)) * band;
         const int64_t in_band = in_expert - int64_t{band_first} * blocks;

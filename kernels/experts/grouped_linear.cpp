@@ -1,5 +1,5 @@
-// On the CPU, threads take tasks in turn: blocks of an expert's product, each computed by one thread
-// with linear.h's products. The experts with the most rows come first, so that threads finish
+// On the CPU, threads take tasks in turn: tiles of an expert's product, each computed by one thread
+// with the products of gemm.h. The experts with the most rows come first, so that threads finish
 // together even if one expert has half of all rows.
 #include "kernels/experts/grouped_linear.h"
 
@@ -38,7 +38,8 @@ struct Blocks {
     int64_t extent, length;
 
     explicit Blocks(int64_t extent_)
-        : extent(extent_), length(ceil_div(ceil_div(extent, ceil_div(extent, tile_edge)), 16) * 16) {}
+        : extent(extent_),
+          length(ceil_div(ceil_div(extent, ceil_div(extent, tile_edge)), 16) * 16) {}
     int64_t count() const { return ceil_div(extent, length); }
     int64_t first(int64_t block) const { return block * length; }
     int64_t size(int64_t block) const { return std::min(length, extent - first(block)); }
@@ -58,7 +59,8 @@ class TaskList {
     TaskList(const Tensor& offsets, F&& of_rows)
         : offsets_(offsets.as<int32_t>()), experts_(static_cast<int>(offsets.numel() - 1)) {
         std::iota(order_, order_ + experts_, 0);
-        std::stable_sort(order_, order_ + experts_, [&](int a, int b) { return rows(a) > rows(b); });
+        std::stable_sort(order_, order_ + experts_,
+                         [&](int a, int b) { return rows(a) > rows(b); });
         first_[0] = 0;
         for (int i = 0; i < experts_; ++i) first_[i + 1] = first_[i] + of_rows(rows(order_[i]));
     }
@@ -187,7 +189,8 @@ size_t product_bytes(Library library, const GroupedLinearShape& layer) {
     }
     for (const int64_t rows : {last_rows, sum_rows})
         for (const bool accumulate : {false, true})
-            cover(sum_tile(layer, rows, Blocks(layer.N).size(0), Blocks(layer.K).size(0), accumulate));
+            cover(sum_tile(layer, rows, Blocks(layer.N).size(0), Blocks(layer.K).size(0),
+                           accumulate));
     return aligned(bytes);
 }
 
@@ -239,9 +242,8 @@ void multiply_rows(const Stream& stream, const GroupedLinearShape& layer, GemmOp
     const RowShape shape(op, layer);
     const T* const in = gathered<T>(args.in, args.row_token, scratch.gathered);
     const Blocks columns(shape.n);
-    const TaskList tasks(args.offsets, [&](int64_t rows) {
-        return ceil_div(rows, tile_edge) * columns.count();
-    });
+    const TaskList tasks(args.offsets,
+                         [&](int64_t rows) { return ceil_div(rows, tile_edge) * columns.count(); });
 #pragma omp parallel
     {
         const ThreadProducts product(stream.settings.gemm, scratch.own(), scratch.product);
@@ -285,8 +287,7 @@ void sum_rows_of(const SumTile<T>& tile, const GroupedLinearShape& layer, bool a
     for (int64_t done = 0; done < tile.rows;) {
         int64_t here = std::min(sum_rows, tile.rows - done);
         const T *dy = tile.dy + done * layer.N, *x = tile.x + done * layer.K;
-        GemmShape shape =
-            sum_tile(layer, sum_rows, tile.n, tile.k, accumulate || done > 0);
+        GemmShape shape = sum_tile(layer, sum_rows, tile.n, tile.k, accumulate || done > 0);
         const bool rounds = ThreadProducts::by_library(library, shape);
         shape.k = here;
         if (rounds && here < last_rows) {
@@ -330,8 +331,8 @@ template <class T>
 void backward_weight(const Stream& stream, const GroupedLinearShape& layer,
                      const GroupedLinearBackwardWeight& args) {
     const Scratch scratch(stream, layer);
-    const T *const x = gathered<T>(args.x, args.row_token, scratch.gathered),
-            *const dy = args.dy.as<T>();
+    const T *const x = gathered<T>(args.x, args.row_token, scratch.gathered), *const dy =
+                                                                                  args.dy.as<T>();
     const Blocks of_n(layer.N), of_k(layer.K);
     const TaskList tasks(args.offsets, [&](int64_t) { return of_n.count() * of_k.count(); });
 #pragma omp parallel
@@ -423,10 +424,10 @@ double grouped_flops(int64_t R, int64_t N, int64_t K) {
 }  // namespace
 
 Cost cost_of(const GroupedLinearForward& a) {
-    return {"grouped_linear_forward",
-            bytes_of(a.out) + bytes_of(a.x) + bytes_of(a.w) + bytes_of(a.bias) +
-                bytes_of(a.row_token),
-            grouped_flops(a.out.rows(), a.out.cols(), a.x.cols())};
+    return {
+        "grouped_linear_forward",
+        bytes_of(a.out) + bytes_of(a.x) + bytes_of(a.w) + bytes_of(a.bias) + bytes_of(a.row_token),
+        grouped_flops(a.out.rows(), a.out.cols(), a.x.cols())};
 }
 
 Cost cost_of(const GroupedLinearBackwardInput& a) {

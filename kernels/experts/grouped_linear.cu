@@ -72,7 +72,7 @@ struct Operand {
 template <class T>
 struct RowsArgs {
     T* out;
-    const T *in, *w, *bias;  // bias may be null
+    const T *in, *w, *bias;              // bias may be null
     const int32_t *offsets, *row_token;  // row_token may be null
     int E, n, k;
 };
@@ -90,9 +90,8 @@ __global__ void __launch_bounds__(threads, 2) rows_kernel(RowsArgs<T> a) {
     const int64_t first = at.first_row;
     const Operand<T, false> rows{a.row_token ? a.in : a.in + first * a.k, a.k, at.rows,
                                  a.row_token ? a.row_token + first : nullptr};
-    const Operand<T, weight_along> columns{
-        weight_along ? w + column : w + int64_t{column} * a.k, weight_along ? a.n : a.k,
-        a.n - column};
+    const Operand<T, weight_along> columns{weight_along ? w + column : w + int64_t{column} * a.k,
+                                           weight_along ? a.n : a.k, a.n - column};
     multiply(sums, shared, a.k, rows, columns);
     const int x = static_cast<int>(threadIdx.x) % edge, y = static_cast<int>(threadIdx.x) / edge;
 #pragma unroll

@@ -1,5 +1,5 @@
-// Linear layers of experts: the products of linear.h for rows that are grouped by expert, each group
-// with a weight of its own. The counts of rows are known to the device alone. Gale et al.
+// Linear layers of experts: the products of linear.h for rows that are grouped by expert, each
+// group with a weight of its own. The counts of rows are known to the device alone. Gale et al.
 // (MegaBlocks), arXiv 2211.15841.
 #pragma once
 #include "base/tensor.h"
@@ -26,8 +26,8 @@ struct GroupedLinearBackwardInput {
 };
 void grouped_linear_backward_input(Stream& stream, const GroupedLinearBackwardInput& args);
 
-/// dw_e (+)= dy_eᵀ·x_e and, if given, dbias_e (+)= column sums of dy_e, over the rows of each expert
-/// in order. x [R, K], dy [R, N]; dw [E, N, K] and dbias [E, N] in fp32. The gradients of an expert
+/// dw_e (+)= dy_eᵀ·x_e and, if given, dbias_e (+)= column sums of dy_e, over the rows of each
+/// expert in order. x [R, K], dy [R, N]; dw [E, N, K] and dbias [E, N] in fp32. The gradients of an expert
 /// without rows become 0 where they are not accumulated.
 struct GroupedLinearBackwardWeight {
     GradientSink dw;

@@ -120,7 +120,9 @@ __device__ __forceinline__ void wait_for_stage() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
     __syncthreads();
 }
-__device__ __forceinline__ void commit_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void commit_stage() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 /// Runs through the slices of a tile. load(slice, stage address) starts the copies of a slice;
 /// multiplies: whether the warp has rows at all.
@@ -138,8 +140,7 @@ __device__ __forceinline__ void multiply_tile(Sums& sums, uint32_t shared, int s
     for (int slice = 0; slice < slices; ++slice) {
         wait_for_stage<stages - 2>();
         // All warps have multiplied the slice before, whose stage the next copies may overwrite.
-        if (slice + stages - 1 < slices)
-            load(slice + stages - 1, shared + next * stage_bytes);
+        if (slice + stages - 1 < slices) load(slice + stages - 1, shared + next * stage_bytes);
         commit_stage();
         const uint32_t base = shared + stage * stage_bytes;
         if (multiplies)
@@ -167,8 +168,8 @@ __global__ void __launch_bounds__(threads, 2) rows_kernel(RowsArgs a) {
     int* const first_tiles = rows_of_tile + edge;
     const experts::RowTiles tiles(first_tiles, a.offsets, a.E, edge);
     const uint32_t shared = tiles::shared_address(memory);
-    const int warp = tiles::warp_index(), lane = tiles::lane_index(), warp_row = warp / 2 * warp_edge,
-              warp_col = warp % 2 * warp_edge;
+    const int warp = tiles::warp_index(), lane = tiles::lane_index(),
+              warp_row = warp / 2 * warp_edge, warp_col = warp % 2 * warp_edge;
     const uint32_t left = Left<false>::origin(lane, warp_row),
                    right = Right<weight_along>::origin(lane, warp_col);
     const int blocks = (a.n + edge - 1) / edge;
@@ -189,8 +190,7 @@ __global__ void __launch_bounds__(threads, 2) rows_kernel(RowsArgs a) {
             const int k = slice * depth + RowCopies::chunk() * 8;
 #pragma unroll
             for (int i = 0; i < RowCopies::count; ++i) {
-                const int64_t row =
-                    rows_of_tile[RowCopies::row() + i * RowCopies::rows_at_once];
+                const int64_t row = rows_of_tile[RowCopies::row() + i * RowCopies::rows_at_once];
                 tiles::copy_async(stage + RowCopies::place(i), a.in + (k < a.k ? row * a.k + k : 0),
                                   k < a.k);
             }
@@ -247,7 +247,8 @@ constexpr int row_rings = 4;  // slices whose rows of x are known or on their wa
 /// together.
 __device__ __forceinline__ void sort_experts(uint16_t* order, int* counts, const int32_t* offsets,
                                              int E) {
-    for (int e = tiles::thread_index(); e < E; e += threads) counts[e] = offsets[e + 1] - offsets[e];
+    for (int e = tiles::thread_index(); e < E; e += threads)
+        counts[e] = offsets[e + 1] - offsets[e];
     __syncthreads();
     for (int e = tiles::thread_index(); e < E; e += threads) {
         const int own = counts[e];
@@ -265,8 +266,8 @@ __global__ void __launch_bounds__(threads, 2) sums_kernel(SumArgs a) {
     uint16_t* const order = reinterpret_cast<uint16_t*>(row_ring + row_rings * depth);
     sort_experts(order, reinterpret_cast<int*>(memory), a.offsets, a.E);
     const uint32_t shared = tiles::shared_address(memory);
-    const int warp = tiles::warp_index(), lane = tiles::lane_index(), warp_row = warp / 2 * warp_edge,
-              warp_col = warp % 2 * warp_edge;
+    const int warp = tiles::warp_index(), lane = tiles::lane_index(),
+              warp_row = warp / 2 * warp_edge, warp_col = warp % 2 * warp_edge;
     const uint32_t left = Left<true>::origin(lane, warp_row),
                    right = Right<true>::origin(lane, warp_col);
     const int row_blocks = (a.N + edge - 1) / edge, col_blocks = (a.K + edge - 1) / edge;
@@ -315,7 +316,8 @@ __global__ void __launch_bounds__(threads, 2) sums_kernel(SumArgs a) {
             next_row = row_of(slice + 2);
         };
         Sums sums = {};
-        multiply_tile<true, true>(sums, shared, (rows + depth - 1) / depth, left, right, true, load);
+        multiply_tile<true, true>(sums, shared, (rows + depth - 1) / depth, left, right, true,
+                                  load);
         const int n = n0 + warp_row, k = k0 + warp_col;
         tiles::store_rows<warp_edge>(a.dw + (int64_t{expert} * a.N + n) * a.K + k, a.K, a.N - n,
                                      a.K - k, lane, sums, 1.0f, a.accumulate);
@@ -389,8 +391,8 @@ void tile_backward_weight(Stream& stream, const GroupedLinearBackwardWeight& arg
     sums_kernel<<<grid, threads, sums_shared_bytes, stream_of(stream)>>>(
         {static_cast<float*>(args.dw.data), static_cast<const Element*>(args.dy.data),
          static_cast<const Element*>(args.x.data), static_cast<const int32_t*>(args.offsets.data),
-         static_cast<const int32_t*>(args.row_token.data), static_cast<int>(E),
-         static_cast<int>(N), static_cast<int>(K), args.dw.accumulate});
+         static_cast<const int32_t*>(args.row_token.data), static_cast<int>(E), static_cast<int>(N),
+         static_cast<int>(K), args.dw.accumulate});
     CUDA_CHECK_LAUNCH();
 }
 

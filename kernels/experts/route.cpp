@@ -127,7 +127,8 @@ void route_token(const Route& a, int64_t t, const SlabSums& sums) {
     choose(experts, k, keys, E);
     const ChosenScores scores(z, experts, k, a.rule, token);
     for (int64_t j = 0; j < k; ++j) {
-        weights[j] = nans ? std::numeric_limits<float>::quiet_NaN() : a.rule.scale * scores.values[j];
+        weights[j] =
+            nans ? std::numeric_limits<float>::quiet_NaN() : a.rule.scale * scores.values[j];
         ++sums.counts[experts[j]];
     }
     const float* const p = token.probabilities;
@@ -163,8 +164,7 @@ void backward_token(const RouteBackward& a, int64_t t, float* dz) {
     const float* const p = token.probabilities;
 
     // The auxiliary losses: with a_i = ∂/∂p_i, p_i·(a_i − Σ_j p_j·a_j), times 1 − σ for a sigmoid.
-    const float* const load =
-        a.load ? a.load.as<float>() + t / (N / a.load.rows()) * E : nullptr;
+    const float* const load = a.load ? a.load.as<float>() + t / (N / a.load.rows()) * E : nullptr;
     const float balance = a.balance * static_cast<float>(E);
     const float mean = load ? lane_sum(E, [=](int64_t i) { return p[i] * load[i]; }) : 0.0f;
     const float z_slope = a.z_loss == 0 ? 0.0f : 2 * a.z_loss * token.lse() / token.sum;
@@ -173,7 +173,8 @@ void backward_token(const RouteBackward& a, int64_t t, float* dz) {
     for (int64_t i = 0; i < E; ++i) {
         float gradient = 0;
         if (load)
-            gradient = balance * (load[i] - mean) * p[i] * (softmax ? 1.0f : sigmoid_complement(z[i]));
+            gradient =
+                balance * (load[i] - mean) * p[i] * (softmax ? 1.0f : sigmoid_complement(z[i]));
         if (z_slope != 0) gradient += z_slope * fast_exp(z[i] - top);
         dz[i] = gradient;
     }
@@ -208,11 +209,13 @@ void route(Stream& stream, const Route& args) {
     const int64_t N = args.logits.rows(), E = args.logits.cols(), k = args.experts.cols();
     assert(args.logits.dtype == DType::fp32 && E <= most_experts);
     assert(k >= 1 && k <= E && k <= most_experts_per_token);
-    assert(is_matrix(args.experts, DType::int32, N, k) && is_matrix(args.weights, DType::fp32, N, k));
+    assert(is_matrix(args.experts, DType::int32, N, k) &&
+           is_matrix(args.weights, DType::fp32, N, k));
     TRAIN_GPT_ON_CUDA(stream.device, route(stream, args));
     const RouteSlabs slabs(N, sequences_of(args));
     assert(N % slabs.sequences == 0);
-    auto* const probabilities = stream.scratch_for<float>(route_scratch_bytes(N, slabs.sequences, E));
+    auto* const probabilities =
+        stream.scratch_for<float>(route_scratch_bytes(N, slabs.sequences, E));
     float* const squared_lse = probabilities + slabs.count() * E;
     auto* const counts = reinterpret_cast<int32_t*>(squared_lse + slabs.count());
 #pragma omp parallel for schedule(static)

@@ -109,8 +109,8 @@ struct Slot {
 
 /// Chooses the k experts of a token and counts them.
 template <int per_lane>
-__device__ __forceinline__ Slot choose(const Token<per_lane>& token,
-                                       unsigned (&keys)[per_lane], int (&counts)[per_lane], int k) {
+__device__ __forceinline__ Slot choose(const Token<per_lane>& token, unsigned (&keys)[per_lane],
+                                       int (&counts)[per_lane], int k) {
     const int lane = static_cast<int>(threadIdx.x % warp_size);
     Slot slot;
 #pragma unroll 1
@@ -401,9 +401,8 @@ void route_backward(Stream& stream, const RouteBackward& args) {
                                    args.balance,
                                    args.z_loss};
         with_experts_per_lane(E, [&](auto per_lane) {
-            backward_kernel<T, per_lane>
-                <<<static_cast<unsigned>(ceil_div<int64_t>(N, warps)), threads, 0,
-                   stream_of(stream)>>>(backward);
+            backward_kernel<T, per_lane><<<static_cast<unsigned>(ceil_div<int64_t>(N, warps)),
+                                           threads, 0, stream_of(stream)>>>(backward);
             CUDA_CHECK_LAUNCH();
         });
     });

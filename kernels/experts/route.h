@@ -11,8 +11,8 @@ constexpr int most_experts = 512, most_experts_per_token = 16;
 
 enum class RouterScore : uint8_t { softmax, sigmoid };
 
-/// Of a token with logits z, the score of expert i is s_i = softmax(z)_i over all experts, or σ(z_i).
-/// The weight of a chosen expert is scale·s_i or, if `normalise`, scale·s_i / Σ_chosen s.
+/// Of a token with logits z, the score of expert i is s_i = softmax(z)_i over all experts, or
+/// σ(z_i). The weight of a chosen expert is scale·s_i or, if `normalise`, scale·s_i / Σ_chosen s.
 /// Its probability for the auxiliary loss is p_i = s_i / Σ_all s.
 struct RouterRule {
     RouterScore score = RouterScore::softmax;
@@ -32,9 +32,9 @@ struct RouterRule {
 ///   squared_lse fp32 [S]        Σ (log Σ_i exp z_i)²
 ///
 /// A logit of −∞ masks an expert: it is chosen only if fewer than k others are left, with weight 0.
-/// A token with a NaN among its logits goes to experts 0 … k − 1 with weights NaN. A token's experts
-/// and weights have the same bits whichever other tokens there are; sums are taken in an order that
-/// depends only on N and S.
+/// A token with a NaN among its logits goes to experts 0 … k − 1 with weights NaN. A token's
+/// experts and weights have the same bits whichever other tokens there are; sums are taken in an
+/// order that depends only on N and S.
 struct Route {
     Tensor logits, selection_bias = {};
     RouterRule rule;

@@ -1,5 +1,5 @@
-// Matrix products on the CPU: what linear.cpp uses. Matrices are row-major; sums are taken in fp32. Two back ends: oneDNN, if the build found it, and our own kernel, which is always
-// available.
+// Matrix products on the CPU: what linear.cpp uses. Matrices are row-major; sums are taken in fp32.
+// Two back ends: oneDNN, if the build found it, and our own kernel, which is always available.
 #pragma once
 #include <cstddef>
 #include <cstdint>

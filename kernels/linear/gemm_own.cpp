@@ -232,8 +232,8 @@ template <class In, class Out>
 void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
     const int64_t M = shape.m, N = shape.n, K = shape.k;
     const bool a_along = shape.op == GemmOp::tn, b_along = shape.op != GemmOp::nt;
-    const int64_t lda = shape.lda ? shape.lda : a_along ? M : K,
-                  ldb = shape.ldb ? shape.ldb : b_along ? N : K, ldc = shape.ldc ? shape.ldc : N;
+    const int64_t lda = shape.lda ? shape.lda : (a_along ? M : K),
+                  ldb = shape.ldb ? shape.ldb : (b_along ? N : K), ldc = shape.ldc ? shape.ldc : N;
     const Blocking block(shape);
     float* const a_panels = scratch;
     float* const b_panels = a_panels + block.a_floats();

@@ -188,23 +188,16 @@ void linear_forward(Stream& stream, const LinearForward& args) {
     const DType dtype = args.x.dtype, out_dtype = args.out.dtype;
     const int64_t M = args.x.rows(), K = args.x.cols(), N = args.w.rows();
     assert(is_matrix(args.w, N, K, dtype) && is_matrix(args.out, M, N, out_dtype));
-    assert(out_dtype == dtype ||
-           (out_dtype == DType::fp32 && !args.residual && !args.preact));
+    assert(out_dtype == dtype || (out_dtype == DType::fp32 && !args.residual && !args.preact));
     assert(!args.bias || (args.bias.numel() == N && args.bias.dtype == dtype));
     assert(!args.residual || (is_matrix(args.residual, M, N, dtype) && !args.preact));
     assert(!args.preact || is_matrix(args.preact, M, N, dtype));
 
     ProductsWithB products(stream, M);
     const auto product = [&](Tensor out, Tensor x) {
-        const GemmShape shape{GemmOp::nt,
-                              dtype,
-                              out_dtype,
-                              bool{args.bias},
-                              bool{args.residual},
-                              false,
-                              x.rows(),
-                              N,
-                              K};
+        const GemmShape shape{
+            GemmOp::nt, dtype, out_dtype, bool{args.bias}, bool{args.residual}, false,
+            x.rows(),   N,     K};
         products(shape, {out.data, x.data, args.w.data, args.bias.data, args.residual.data});
     };
     if (!args.preact) {

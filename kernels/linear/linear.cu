@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(threads_per_block)
 
 void launch_finish_forward(Stream& stream, Tensor values, Tensor activated, Tensor bias) {
     if (bias && bias.dtype != values.dtype) {  // fp32 logits of a router in bf16
-        finish_forward<float, 1><<<grid_for(stream, values.numel()), threads_per_block, 0,
-                                   stream_of(stream)>>>(
-            static_cast<float*>(values.data), static_cast<float*>(nullptr),
-            static_cast<const __nv_bfloat16*>(bias.data), values.numel(), values.cols());
+        finish_forward<float, 1>
+            <<<grid_for(stream, values.numel()), threads_per_block, 0, stream_of(stream)>>>(
+                static_cast<float*>(values.data), static_cast<float*>(nullptr),
+                static_cast<const __nv_bfloat16*>(bias.data), values.numel(), values.cols());
         CUDA_CHECK_LAUNCH();
         return;
     }

@@ -1,8 +1,8 @@
 // Linear layers: Y = X·Wᵀ + b and its gradients, with the element-wise work around them as
 // epilogues. Matrices are row-major; a weight is [out, in]. Floating dtypes of x, w, out, dx, dy,
-// bias, residual and preact are equal (fp32 or bf16), except that out may be fp32 where residual and
-// preact are absent: the logits of a router. Products are summed in fp32. In bf16 the sum, bias and
-// residual are added in fp32 and rounded once where the library allows it.
+// bias, residual and preact are equal (fp32 or bf16), except that out may be fp32 where residual
+// and preact are absent: the logits of a router. Products are summed in fp32. In bf16 the sum, bias
+// and residual are added in fp32 and rounded once where the library allows it.
 #pragma once
 #include "base/tensor.h"
 #include "device/stream.h"

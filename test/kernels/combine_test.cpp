@@ -36,7 +36,11 @@ struct Rows {
     }
     Tensor rows() const { return {row_of.data(), DType::int32, {N, k}}; }
     CombineBackward backward(Tensor dy, Tensor dweights) const {
-        return {.dy = dy, .dweights = dweights, .dout = dout, .y = y, .row_of = rows(),
+        return {.dy = dy,
+                .dweights = dweights,
+                .dout = dout,
+                .y = y,
+                .row_of = rows(),
                 .weights = weights};
     }
 
@@ -152,12 +156,18 @@ TEST_CASE("combine adds the slots in order", "[cuda]") {
     }
     const Buffer out(DType::fp32, {rows.N, rows.C});
     TestStream stream;
-    combine(stream, {.out = out, .y = rows.y, .row_of = rows.rows(), .weights = rows.weights,
+    combine(stream, {.out = out,
+                     .y = rows.y,
+                     .row_of = rows.rows(),
+                     .weights = rows.weights,
                      .residual = rows.residual});
     for (size_t i = 0; i < static_cast<size_t>(rows.N * rows.C); ++i) CHECK(out[i] == 0);
     // In place.
-    combine(stream, {.out = rows.residual, .y = rows.y, .row_of = rows.rows(),
-                     .weights = rows.weights, .residual = rows.residual});
+    combine(stream, {.out = rows.residual,
+                     .y = rows.y,
+                     .row_of = rows.rows(),
+                     .weights = rows.weights,
+                     .residual = rows.residual});
     CHECK((rows.residual.bytes() == out.bytes()));
 }
 

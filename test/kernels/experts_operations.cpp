@@ -54,13 +54,14 @@ void declare_route(Operands& o) {
 
 /// The k largest logits of each token.
 RouteProblem problem_of(const Operands& o, const RouterRule& of, const Values& logits) {
-    RouteProblem p{.N = o['M'], .E = o['E'], .k = o['k'], .rule = of, .logits = logits,
-                   .experts = {}};
+    RouteProblem p{
+        .N = o['M'], .E = o['E'], .k = o['k'], .rule = of, .logits = logits, .experts = {}};
     for (int64_t t = 0; t < p.N; ++t) {
         std::vector<int32_t> order(static_cast<size_t>(p.E));
         std::iota(order.begin(), order.end(), 0);
         std::ranges::stable_sort(order, [&](int32_t a, int32_t b) {
-            return logits[static_cast<size_t>(t * p.E + a)] > logits[static_cast<size_t>(t * p.E + b)];
+            return logits[static_cast<size_t>(t * p.E + a)] >
+                   logits[static_cast<size_t>(t * p.E + b)];
         });
         p.experts.insert(p.experts.end(), order.begin(), order.begin() + p.k);
     }
@@ -69,9 +70,8 @@ RouteProblem problem_of(const Operands& o, const RouterRule& of, const Values& l
 
 Results route_results(const Operands& o) {
     const RouteReference r = route_reference<double>(problem_of(o, rule, o.values("logits")));
-    return {{"weights", r.weights},
-            {"probabilities", r.probabilities},
-            {"squared_lse", r.squared_lse}};
+    return {
+        {"weights", r.weights}, {"probabilities", r.probabilities}, {"squared_lse", r.squared_lse}};
 }
 
 constexpr float balance = 0.01f, z_loss = 0.001f;
@@ -120,15 +120,13 @@ Operation route_backward_operation(const char* name, const char* computes) {
             .reference =
                 [](const Operands& o) {
                     const RouteReference r = route_gradient(o, of, o.values("logits"));
-                    return Results{{"dlogits", r.dlogits},
-                                   {terms_of("dlogits"), r.dlogits_terms}};
+                    return Results{{"dlogits", r.dlogits}, {terms_of("dlogits"), r.dlogits_terms}};
                 },
-            .derivatives = {{.gradient = "dlogits",
-                             .point = [](const Operands& o) { return o.values("logits"); },
-                             .loss =
-                                 [](const Operands& o, const Values& logits) {
-                                     return route_gradient(o, of, logits).loss;
-                                 }}}};
+            .derivatives = {
+                {.gradient = "dlogits",
+                 .point = [](const Operands& o) { return o.values("logits"); },
+                 .loss = [](const Operands& o,
+                            const Values& logits) { return route_gradient(o, of, logits).loss; }}}};
 }
 
 // --- products ------------------------------------------------------------------------------------
@@ -146,8 +144,12 @@ size_t grouped_scratch(const Stream& stream, const Operands& o) {
 /// With x [M, K] or dy [R, N], or w; the others may be empty.
 GroupedProblem layer_of(const Operands& o, const Values& x, const Values& dy, const Values& w) {
     const Grouping grouping(chosen(o), o['k'], o['E']);
-    return {o['N'], o['K'], grouping.offsets,
-            x.empty() ? x : gathered_reference(x, grouping.row_token, o['K']), dy, w};
+    return {o['N'],
+            o['K'],
+            grouping.offsets,
+            x.empty() ? x : gathered_reference(x, grouping.row_token, o['K']),
+            dy,
+            w};
 }
 
 Values zeros(int64_t n) { return Values(static_cast<size_t>(n)); }
@@ -191,10 +193,8 @@ std::vector<Operation> experts_operations() {
          .letters = {routed, experts, slots},
          .fp32_only = true,
          .declare = declare_route,
-         .scratch_bytes =
-             [](const Stream&, const Operands& o) {
-                 return route_scratch_bytes(o['M'], 1, o['E']);
-             },
+         .scratch_bytes = [](const Stream&,
+                             const Operands& o) { return route_scratch_bytes(o['M'], 1, o['E']); },
          .run =
              [](Stream& stream, const Call& c) {
                  route(stream, {.logits = c["logits"],
@@ -262,7 +262,8 @@ std::vector<Operation> experts_operations() {
          .reference =
              [](const Operands& o) {
                  return Results{
-                     {"out", layer_of(o, o.values("x"), {}, o.values("w")).product<double>(GemmOp::nt)}};
+                     {"out",
+                      layer_of(o, o.values("x"), {}, o.values("w")).product<double>(GemmOp::nt)}};
              }},
         {.name = "grouped_linear_backward_input",
          .computes = "dx = dy·w_e",
@@ -283,11 +284,13 @@ std::vector<Operation> experts_operations() {
              },
          .reference =
              [](const Operands& o) {
-                 return Results{{"dx", layer_of(o, {}, o.values("dy"), o.values("w"))
-                                           .product<double>(GemmOp::nn)}};
+                 return Results{
+                     {"dx",
+                      layer_of(o, {}, o.values("dy"), o.values("w")).product<double>(GemmOp::nn)}};
              },
          .derivatives = {{.gradient = "dx",
-                          .point = [](const Operands& o) { return zeros(o['M'] * o['k'] * o['K']); },
+                          .point =
+                              [](const Operands& o) { return zeros(o['M'] * o['k'] * o['K']); },
                           .loss =
                               [](const Operands& o, const Values& x) {
                                   GroupedProblem layer = layer_of(o, {}, {}, o.values("w"));
@@ -316,16 +319,18 @@ std::vector<Operation> experts_operations() {
              },
          .reference =
              [](const Operands& o) {
-                 return Results{{"dw", layer_of(o, o.values("x"), o.values("dy"), {})
-                                           .product<double>(GemmOp::tn)}};
+                 return Results{
+                     {"dw",
+                      layer_of(o, o.values("x"), o.values("dy"), {}).product<double>(GemmOp::tn)}};
              },
-         .derivatives = {{.gradient = "dw",
-                          .point = [](const Operands& o) { return zeros(o['E'] * o['N'] * o['K']); },
-                          .loss =
-                              [](const Operands& o, const Values& w) {
-                                  return dot(o.values("dy"), layer_of(o, o.values("x"), {}, w)
-                                                                 .product<double>(GemmOp::nt));
-                              }}}},
+         .derivatives =
+             {{.gradient = "dw",
+               .point = [](const Operands& o) { return zeros(o['E'] * o['N'] * o['K']); },
+               .loss =
+                   [](const Operands& o, const Values& w) {
+                       return dot(o.values("dy"),
+                                  layer_of(o, o.values("x"), {}, w).product<double>(GemmOp::nt));
+                   }}}},
         {.name = "combine",
          .computes = "out = Σ_slots weight·y[row_of]",
          .letters = {routed, experts, slots, channels},
@@ -369,19 +374,18 @@ std::vector<Operation> experts_operations() {
                                            .weights = c["weights"]});
              },
          .reference = combine_gradients,
-         .derivatives =
-             {{.gradient = "dy",
-               .point = [](const Operands& o) { return o.values("y"); },
-               .loss =
-                   [](const Operands& o, const Values& y) {
-                       return dot(o.values("dout"), combined(o, y, o.values("weights")));
-                   }},
-              {.gradient = "dweights",
-               .point = [](const Operands& o) { return o.values("weights"); },
-               .loss =
-                   [](const Operands& o, const Values& weights) {
-                       return dot(o.values("dout"), combined(o, o.values("y"), weights));
-                   }}}},
+         .derivatives = {{.gradient = "dy",
+                          .point = [](const Operands& o) { return o.values("y"); },
+                          .loss =
+                              [](const Operands& o, const Values& y) {
+                                  return dot(o.values("dout"), combined(o, y, o.values("weights")));
+                              }},
+                         {.gradient = "dweights",
+                          .point = [](const Operands& o) { return o.values("weights"); },
+                          .loss =
+                              [](const Operands& o, const Values& weights) {
+                                  return dot(o.values("dout"), combined(o, o.values("y"), weights));
+                              }}}},
     };
 }
 

@@ -90,15 +90,13 @@ RouteReference route_reference(const RouteProblem& p) {
             const Real of_weight = scale * static_cast<Real>(p.dweights[t * p.k + j]),
                        of_sum = p.rule.normalise ? product / total : 0;
             gradient[chosen[j]] = of_weight - of_sum;
-            terms[chosen[j]] =
-                std::abs(of_weight) + (p.rule.normalise ? product_terms / total : 0);
+            terms[chosen[j]] = std::abs(of_weight) + (p.rule.normalise ? product_terms / total : 0);
         }
         // ∂/∂p_i = balance·E·load_i; the p are s / Σ s.
         Real all = 0, mean = 0, mean_terms = 0;
         for (int64_t i = 0; i < p.E; ++i) all += token.scores[i];
         const auto slope = [&](int64_t i) {
-            return p.load.empty() ? 0
-                                  : static_cast<Real>(p.balance * p.E * p.load[s * p.E + i]);
+            return p.load.empty() ? 0 : static_cast<Real>(p.balance * p.E * p.load[s * p.E + i]);
         };
         for (int64_t i = 0; i < p.E; ++i) {
             mean += slope(i) * token.probabilities[i];
@@ -122,9 +120,8 @@ RouteReference route_reference(const RouteProblem& p) {
             const Real share = std::exp(static_cast<Real>(z[i]) - token.lse);
             r.dlogits[static_cast<size_t>(t * p.E + i)] =
                 of_scores + 2 * static_cast<Real>(p.z_loss) * token.lse * share;
-            r.dlogits_terms.push_back(
-                score * (terms[i] + (softmax ? inner_terms : 0)) +
-                2 * p.z_loss * token.lse_terms * share);
+            r.dlogits_terms.push_back(score * (terms[i] + (softmax ? inner_terms : 0)) +
+                                      2 * p.z_loss * token.lse_terms * share);
         }
     }
     std::copy(sums.begin(), sums.end(), r.probabilities.begin());
@@ -154,10 +151,9 @@ struct Grouping {
 /// the next that it does not have.
 inline std::vector<int32_t> distinct_experts(std::vector<int32_t> drawn, int64_t k, int64_t E) {
     for (size_t i = 0; i < drawn.size(); ++i) {
-        const auto first = drawn.begin() + static_cast<int64_t>(i) / k * k, here = drawn.begin() +
-                                                                                 static_cast<int64_t>(i);
-        while (std::find(first, here, *here) != here)
-            *here = static_cast<int32_t>((*here + 1) % E);
+        const auto first = drawn.begin() + static_cast<int64_t>(i) / k * k,
+                   here = drawn.begin() + static_cast<int64_t>(i);
+        while (std::find(first, here, *here) != here) *here = static_cast<int32_t>((*here + 1) % E);
     }
     return drawn;
 }

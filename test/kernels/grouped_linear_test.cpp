@@ -49,8 +49,7 @@ struct Experts {
           token_memory(static_cast<size_t>(R)) {
         std::ranges::copy(row_offsets, offset_memory.data());
         for (int64_t r = 0; r < R; ++r)
-            tokens_of_rows.push_back(
-                static_cast<int32_t>(gathers ? random_int(0, tokens - 1) : r));
+            tokens_of_rows.push_back(static_cast<int32_t>(gathers ? random_int(0, tokens - 1) : r));
         std::ranges::copy(tokens_of_rows, token_memory.data());
     }
     Tensor offsets() const { return {offset_memory.data(), DType::int32, {E + 1}}; }
@@ -90,8 +89,9 @@ struct Experts {
     }
 
     GroupedProblem problem() const {
-        return {N, K, row_offsets, gathered_reference(x.values(), tokens_of_rows, K), dy.values(),
-                w.values()};
+        return {N,           K,
+                row_offsets, gathered_reference(x.values(), tokens_of_rows, K),
+                dy.values(), w.values()};
     }
     Values with_bias(Values out) const {
         for (int64_t e = 0; e < E; ++e)
@@ -133,7 +133,8 @@ std::vector<Extent> extents() {
         return {{{1}, 1, 1},
                 {{0, 3, 0}, 8, 16},
                 {{65, 0, 129}, 72, 40},
-                {{0, 0, 200}, 136, 24},
+                {{0, 0, 330}, 136, 24},
+                {{300}, 24, 136},
                 {few, 16, 72},
                 {random_counts(3, 90), random_int(1, 70), random_int(1, 70)},
                 {random_counts(3, 90), 8 * random_int(1, 20), 8 * random_int(1, 20)}};
@@ -144,21 +145,24 @@ std::vector<Extent> extents() {
                                {{390, 800}, 24, 650},
                                {few, 64, 72}};
     for (int i = 0; i < 3; ++i) {
-        result.push_back({random_counts(random_int(1, 9), 200), random_int(1, 150),
-                          random_int(1, 150)});
-        result.push_back({random_counts(random_int(1, 9), 200), 8 * random_int(1, 40),
-                          8 * random_int(1, 40)});
+        result.push_back(
+            {random_counts(random_int(1, 9), 200), random_int(1, 150), random_int(1, 150)});
+        result.push_back(
+            {random_counts(random_int(1, 9), 200), 8 * random_int(1, 40), 8 * random_int(1, 40)});
     }
     return result;
 }
 
 void for_each_layer(const std::function<void(const Experts&)>& check) {
-    for (const Extent& e : extents())
+    bool gathers = random_int(0, 1) == 1;
+    for (const Extent& e : extents()) {
         for (const DType dtype : {DType::fp32, DType::bf16}) {
-            const Experts layer(dtype, e.counts, e.N, e.K);
-            CAPTURE(name_of(dtype), layer.E, layer.R, e.N, e.K, layer.gathers);
+            const Experts layer(dtype, e.counts, e.N, e.K, gathers);
+            CAPTURE(name_of(dtype), layer.E, layer.R, e.N, e.K, gathers);
             check(layer);
         }
+        gathers = !gathers;
+    }
 }
 
 }  // namespace
@@ -241,7 +245,8 @@ TEST_CASE("grouped products of one expert have the bits of a linear layer's own 
         CAPTURE(name_of(dtype), layer.R, layer.N, layer.K);
         const Buffer out(dtype, {layer.R, layer.N}), dx(dtype, {layer.R, layer.K}),
             dw(DType::fp32, {layer.N, layer.K}), dbias(DType::fp32, {layer.N}),
-            grouped_dw(DType::fp32, {1, layer.N, layer.K}), grouped_dbias(DType::fp32, {1, layer.N});
+            grouped_dw(DType::fp32, {1, layer.N, layer.K}),
+            grouped_dbias(DType::fp32, {1, layer.N});
         TestStream stream(linear_scratch_bytes(planning(own), dtype, layer.R, layer.N, layer.K),
                           own);
         const Tensor w = layer.w.tensor().reshaped({layer.N, layer.K}),
@@ -290,21 +295,29 @@ TEST_CASE("grouped products take tensors that begin at any element", "[cuda]") {
         for (size_t i = 0; i < values.size(); ++i) to.set(i + 1, static_cast<float>(values[i]));
         return shifted(to, from.tensor());
     };
-    Buffer x(layer.dtype, {layer.tokens * layer.K + 1}), w(layer.dtype, {layer.E * layer.N * layer.K + 1}),
-        dy(layer.dtype, {layer.R * layer.N + 1}), out(layer.dtype, {layer.R * layer.N + 1}),
-        dx(layer.dtype, {layer.R * layer.K + 1}), dw(DType::fp32, {layer.E * layer.N * layer.K + 1});
+    Buffer x(layer.dtype, {layer.tokens * layer.K + 1}),
+        w(layer.dtype, {layer.E * layer.N * layer.K + 1}), dy(layer.dtype, {layer.R * layer.N + 1}),
+        out(layer.dtype, {layer.R * layer.N + 1}), dx(layer.dtype, {layer.R * layer.K + 1}),
+        dw(DType::fp32, {layer.E * layer.N * layer.K + 1});
     const Tensor moved_x = moved(layer.x, x), moved_w = moved(layer.w, w),
                  moved_dy = moved(layer.dy, dy);
-    const Buffer like_out(layer.dtype, {layer.R, layer.N}), like_dx(layer.dtype, {layer.R, layer.K});
+    const Buffer like_out(layer.dtype, {layer.R, layer.N}),
+        like_dx(layer.dtype, {layer.R, layer.K});
     TestStream stream(layer.scratch_bytes({}));
-    grouped_linear_forward(stream, {.out = shifted(out, like_out.tensor()), .x = moved_x,
-                                    .w = moved_w, .offsets = layer.offsets(),
+    grouped_linear_forward(stream, {.out = shifted(out, like_out.tensor()),
+                                    .x = moved_x,
+                                    .w = moved_w,
+                                    .offsets = layer.offsets(),
                                     .row_token = layer.row_token()});
-    grouped_linear_backward_input(stream, {.dx = shifted(dx, like_dx.tensor()), .dy = moved_dy,
-                                           .w = moved_w, .offsets = layer.offsets()});
+    grouped_linear_backward_input(stream, {.dx = shifted(dx, like_dx.tensor()),
+                                           .dy = moved_dy,
+                                           .w = moved_w,
+                                           .offsets = layer.offsets()});
     GradientSink sink = dw.sink(false);
     sink.data = static_cast<float*>(sink.data) + 1;
-    grouped_linear_backward_weight(stream, {.dw = sink, .x = moved_x, .dy = moved_dy,
+    grouped_linear_backward_weight(stream, {.dw = sink,
+                                            .x = moved_x,
+                                            .dy = moved_dy,
                                             .offsets = layer.offsets(),
                                             .row_token = layer.row_token()});
     const auto without_first = [](const Buffer& of) {
@@ -314,8 +327,7 @@ TEST_CASE("grouped products take tensors that begin at any element", "[cuda]") {
         return values;
     };
     const auto check = [&](DType dtype, GemmOp op, const Values& ours) {
-        check_accuracy("shifted", dtype, ours,
-                       stored_as(dtype, layer.problem().product<float>(op)),
+        check_accuracy("shifted", dtype, ours, stored_as(dtype, layer.problem().product<float>(op)),
                        layer.problem().product<double>(op),
                        dtype == DType::fp32 ? cut_off_sums(layer.dtype, layer.R) : 0);
     };

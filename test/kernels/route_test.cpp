@@ -50,7 +50,12 @@ struct Router {
         return {experts.values().begin(), experts.values().end()};
     }
     RouteProblem problem() const {
-        return {.N = N, .E = E, .k = k, .S = S, .rule = rule, .logits = logits.values(),
+        return {.N = N,
+                .E = E,
+                .k = k,
+                .S = S,
+                .rule = rule,
+                .logits = logits.values(),
                 .experts = chosen()};
     }
     /// Whether the chosen experts of every token have the largest values, in order, the lower
@@ -87,7 +92,8 @@ void for_each_router(const std::function<void(Router&)>& check) {
                             int64_t{512}, random_int(1, 512)}) {
         for (const RouterScore score : {RouterScore::softmax, RouterScore::sigmoid}) {
             for (const bool normalise : {false, true}) {
-                const int64_t S = random_int(1, 3), N = S * random_int(1, E > 100 ? most / 10 : most / 3);
+                const int64_t S = random_int(1, 3),
+                              N = S * random_int(1, E > 100 ? most / 10 : most / 3);
                 Router router(N, E, random_int(1, std::min<int64_t>(E, 16)),
                               {score, normalise, random_int(0, 1) ? 1.0f : 2.5f}, S);
                 CAPTURE(N, E, router.k, S, score == RouterScore::softmax, normalise);
@@ -145,7 +151,8 @@ TEST_CASE("route gives ties to the lower expert", "[cuda]") {
     for (const bool has_bias : {false, true}) {
         Router router(random_int(1, 60), random_int(2, 150), 1, random_rule());
         router.has_bias = has_bias;
-        Router tied(router.N, router.E, random_int(1, std::min<int64_t>(router.E, 16)), router.rule);
+        Router tied(router.N, router.E, random_int(1, std::min<int64_t>(router.E, 16)),
+                    router.rule);
         tied.has_bias = has_bias;
         // Few distinct values, among them both zeros.
         for (size_t i = 0; i < static_cast<size_t>(tied.N * tied.E); ++i)
@@ -248,20 +255,20 @@ TEST_CASE("route_backward is the gradient of weights, balance and z-loss", "[cud
         for (const DType dtype : {DType::fp32, DType::bf16}) {
             const Buffer dlogits(dtype, {router.N, router.E});
             TestStream stream;
-            route_backward(stream,
-                           {.dlogits = dlogits,
-                            .logits = router.logits,
-                            .rule = router.rule,
-                            .experts = Tensor(router.experts.data(), DType::int32,
-                                              {router.N, router.k}),
-                            .dweights = router.dweights,
-                            .load = has_load ? router.load.tensor() : Tensor{},
-                            .balance = 0.25f,
-                            .z_loss = z_loss});
+            route_backward(stream, {.dlogits = dlogits,
+                                    .logits = router.logits,
+                                    .rule = router.rule,
+                                    .experts = Tensor(router.experts.data(), DType::int32,
+                                                      {router.N, router.k}),
+                                    .dweights = router.dweights,
+                                    .load = has_load ? router.load.tensor() : Tensor{},
+                                    .balance = 0.25f,
+                                    .z_loss = z_loss});
             // The terms may cancel. A probability e^−x of fp32 numbers errs by 2⁻²⁴·x.
             double worst = 0;
             for (size_t i = 0; i < exact.dlogits.size(); ++i) {
-                const double rounding = dtype == DType::bf16 ? 0x1p-8 * std::abs(exact.dlogits[i]) : 0;
+                const double rounding =
+                    dtype == DType::bf16 ? 0x1p-8 * std::abs(exact.dlogits[i]) : 0;
                 worst = worse(worst, std::abs(dlogits[i] - exact.dlogits[i]) /
                                          (rounding + 4e-6 * exact.dlogits_terms[i] + 1e-37));
             }
@@ -273,7 +280,8 @@ TEST_CASE("route_backward is the gradient of weights, balance and z-loss", "[cud
 
 TEST_CASE("route gives a token the same bits whatever else is in the batch", "[cuda]") {
     ON_EACH_DEVICE();
-    const Router all(random_int(5, device_is_simulated() ? 70 : 200), random_int(4, 200), 4, random_rule());
+    const Router all(random_int(5, device_is_simulated() ? 70 : 200), random_int(4, 200), 4,
+                     random_rule());
     all.forward();
     const int64_t t = random_int(0, all.N - 1);
     Router one(1, all.E, all.k, all.rule);
@@ -296,15 +304,15 @@ TEST_CASE("route gives the same bits whatever the number of threads, and in ever
         router.forward();
         const Buffer dlogits(DType::fp32, {router.N, router.E});
         TestStream stream;
-        route_backward(stream, {.dlogits = dlogits,
-                                .logits = router.logits,
-                                .rule = router.rule,
-                                .experts = Tensor(router.experts.data(), DType::int32,
-                                                  {router.N, router.k}),
-                                .dweights = router.dweights,
-                                .load = router.load,
-                                .balance = 1,
-                                .z_loss = 1e-3f});
+        route_backward(
+            stream, {.dlogits = dlogits,
+                     .logits = router.logits,
+                     .rule = router.rule,
+                     .experts = Tensor(router.experts.data(), DType::int32, {router.N, router.k}),
+                     .dweights = router.dweights,
+                     .load = router.load,
+                     .balance = 1,
+                     .z_loss = 1e-3f});
         const auto counts = router.counts.values();
         return router.weights.bytes() + router.probabilities.bytes() + router.squared_lse.bytes() +
                dlogits.bytes() +
@@ -318,16 +326,16 @@ TEST_CASE("expert_load is each expert's share, and equal where nothing was count
     const SharedArray<int32_t> counts(static_cast<size_t>(2 * E));
     int64_t total = 0;
     for (size_t i = 0; i < static_cast<size_t>(2 * E); ++i) {
-        counts.data()[i] = i < static_cast<size_t>(E)
-                               ? static_cast<int32_t>(random_int(0, 1'000'000'000 / E)) : 0;
+        counts.data()[i] =
+            i < static_cast<size_t>(E) ? static_cast<int32_t>(random_int(0, 1'000'000'000 / E)) : 0;
         total += counts.data()[i];
     }
     const Buffer load(DType::fp32, {2, E});
     TestStream stream;
     expert_load(stream, load, Tensor(counts.data(), DType::int32, {2, E}));
     for (int64_t i = 0; i < E; ++i) {
-        const double exact =
-            static_cast<double>(counts.values()[static_cast<size_t>(i)]) / static_cast<double>(total);
+        const double exact = static_cast<double>(counts.values()[static_cast<size_t>(i)]) /
+                             static_cast<double>(total);
         CHECK(std::abs(load[static_cast<size_t>(i)] - exact) <= 1e-6 * exact);
         CHECK(load[static_cast<size_t>(E + i)] == 1.0f / static_cast<float>(E));
     }
