@@ -24,7 +24,7 @@ struct Forward {
 /// A block takes a token and up to 256 vectors of its row. The loads of several slots are in flight
 /// at a time.
 template <class T, int width>
-__global__ void __launch_bounds__(most_threads) forward_kernel(Forward<T> a) {
+__global__ void __launch_bounds__(most_threads, 4) forward_kernel(Forward<T> a) {
     const int64_t t = blockIdx.x, c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
     if (c >= a.C) return;
     float sum[width] = {};

@@ -1,7 +1,7 @@
 // In three launches: each block counts the experts in its range of pairs; one block turns the
-// counts into the first row of each expert and block; each block places its pairs. Within a block, warps
-// have ranges one after the other, and within a warp lanes are numbered among those with the same
-// expert, so that pairs of an expert keep their order.
+// counts into the first row of each expert and block; each block places its pairs. Within a block,
+// warps have ranges one after the other, and within a warp lanes are numbered among those with the
+// same expert, so that pairs of an expert keep their order.
 #include <algorithm>
 #include <cstdint>
 

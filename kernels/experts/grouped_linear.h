@@ -27,8 +27,8 @@ struct GroupedLinearBackwardInput {
 void grouped_linear_backward_input(Stream& stream, const GroupedLinearBackwardInput& args);
 
 /// dw_e (+)= dy_eᵀ·x_e and, if given, dbias_e (+)= column sums of dy_e, over the rows of each
-/// expert in order. x [R, K], dy [R, N]; dw [E, N, K] and dbias [E, N] in fp32. The gradients of an expert
-/// without rows become 0 where they are not accumulated.
+/// expert in order. x [R, K], dy [R, N]; dw [E, N, K] and dbias [E, N] in fp32. The gradients of an
+/// expert without rows become 0 where they are not accumulated.
 struct GroupedLinearBackwardWeight {
     GradientSink dw;
     Tensor x, dy, offsets;
