@@ -99,7 +99,9 @@ def training(work, run_dir, text, device, dtype):
     """Trains the quickstart's model on a text for 300 steps. Returns its losses by step, and the validation loss at the end (None: unknown)."""
     settings = {"run_dir": run_dir, "tokenizer.path": text / "tokenizer.json", "data.train": text / "train_*.bin",
                 "data.val": text / "val_*.bin", "device": device, "precision.dtype": dtype, "evaluation.every": 0, "checkpoint.every": 0,
-                "sampling.every": 0, "sampling.samples": 0, "log.every": 1, "schedule.steps": 300, "schedule.warmup_steps": 30}
+                "sampling.every": 0, "sampling.samples": 0, "log.every": 1, "schedule.steps": 300, "schedule.warmup_steps": 30,
+                # What the limits were measured with.
+                "batch.tokens_per_step": 1024, "optimizer.name": "adamw", "optimizer.learning_rate": 0.0025, "optimizer.weight_decay": 0.1}
     if work.tiny:
         settings.update({"model.n_layer": 1, "model.n_head": 2, "model.n_embd": 32, "model.n_ctx": 32, "batch.micro_batch": 2,
                          "batch.sequence_length": 32, "batch.tokens_per_step": 64, "schedule.steps": 4, "schedule.warmup_steps": 1,

@@ -9,7 +9,7 @@
 #   DATA_DIR         where prepared texts are kept (default: data)
 #   TRAIN_GPT        a program that is already built; nothing is then installed or built
 # It measures a few steps and picks the longest of four runs that trains in about three minutes and ends within about six minutes
-# after the start: 2,400 steps (configs/quickstart.json), 1,200, 600 or 300. Called again, it resumes the run with the same length.
+# after the start: 480 steps (configs/quickstart.json), 240, 120 or 60. Called again, it resumes the run with the same length.
 set -eu
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# = 0 ] || { echo "error: unknown argument $1; to use your own text set DATA=my.txt in the environment (see --help)" >&2; exit 2; }
@@ -76,20 +76,20 @@ train() { # train ARGUMENTS…
 
 # Milliseconds of a step: the median of a few. Prints nothing if they fail; the run itself will then say why.
 measure_step() {
-    train --set "run_dir=$work/run" --set schedule.steps=8 --set schedule.warmup_steps=1 \
+    train --set "run_dir=$work/run" --set schedule.steps=6 --set schedule.warmup_steps=1 \
         --set data.val= --set checkpoint.every=0 --set sampling.every=0 --set sampling.samples=0 --set log.every=1 \
         > "$work/log" 2>&1 || return 0
     sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$work/run/metrics.jsonl" 2> /dev/null | tail -n +2 | sort -g |
         awk '{ ms[NR] = $1 } END { if (NR) print ms[int((NR + 1) / 2)] }'
 }
 
-# Adds the settings of a shorter run to `settings`; configs/quickstart.json has those of 2,400 steps.
+# Adds the settings of a shorter run to `settings`; configs/quickstart.json has those of 480 steps.
 set_length() { # set_length STEPS
     local warmup save evaluate
     case $1 in
-        1200) warmup=70 save=400 evaluate=300 ;;
-        600) warmup=50 save=300 evaluate=300 ;;
-        300) warmup=30 save=150 evaluate=150 ;;
+        240) warmup=30 save=80 evaluate=60 ;;
+        120) warmup=15 save=60 evaluate=60 ;;
+        60) warmup=8 save=30 evaluate=30 ;;
         *) return 0 ;;
     esac
     settings+=(--set "schedule.steps=$1" --set "schedule.warmup_steps=$warmup" --set "checkpoint.every=$save"
@@ -110,15 +110,15 @@ choose_length() {
     [ -n "$ms" ] || return 0
     [ "$(nproc)" -lt 8 ] || limit=2 total=2.5  # with many cores, building is faster too
     limit=$(awk "BEGIN { left = $total - $SECONDS / 60; print left < $limit ? left : $limit }")
-    # Evaluations, samples and checkpoints take about as long as 100 steps.
-    minutes() { awk "BEGIN { printf \"%.1f\", ($1 + 100) * $ms / 60000 }"; }
-    for length in 2400:1.35 1200:1.47 600:1.60 300:1.69; do
+    # Evaluations, samples and checkpoints take about as long as 25 steps.
+    minutes() { awk "BEGIN { printf \"%.1f\", ($1 + 25) * $ms / 60000 }"; }
+    for length in 480:1.23 240:1.35 120:1.50 60:1.63; do
         steps=${length%:*} bits=${length#*:}
         if awk "BEGIN { exit $(minutes "$steps") > $limit }"; then break; fi
     done
     set_length "$steps"
     printf 'a step takes %.0f ms here: training for %d steps, about %s minutes' "$ms" "$steps" "$(minutes "$steps")"
-    if [ "$steps" -lt 2400 ]; then echo " (2400 steps would take $(minutes 2400))"; else echo; fi
+    if [ "$steps" -lt 480 ]; then echo " (480 steps would take $(minutes 480))"; else echo; fi
     [ -n "$DATA" ] || echo "expect about $bits bits per byte on the chapters that are kept for validation"
 }
 

@@ -231,9 +231,9 @@ TEST_CASE("the quickstart picks the longest run that fits the time, and keeps it
         int64_t fastest, slowest;  // milliseconds of a step
         int steps;
     };
-    const Speed speeds[] = {{2, 1, 70, 2400},    {2, 76, 136, 1200},  {2, 145, 250, 600},
-                            {2, 265, 9000, 300}, {8, 1, 46, 2400},    {8, 52, 90, 1200},
-                            {64, 97, 165, 600},  {64, 175, 9000, 300}};
+    const Speed speeds[] = {{2, 1, 340, 480},    {2, 370, 660, 240}, {2, 700, 1200, 120},
+                            {2, 1280, 9000, 60}, {8, 1, 225, 480},   {8, 250, 435, 240},
+                            {64, 470, 795, 120}, {64, 850, 9000, 60}};
     for (const Speed& speed : speeds) {
         const Quickstart q;
         q.set_prepared();
