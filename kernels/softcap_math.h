@@ -1,6 +1,6 @@
-// The soft-cap of a logit z, c·tanh(z / c), which keeps it between −c and c (Bello et al. 2016, arXiv
-// 1611.09940; Gemma 2, arXiv 2408.00118), and its derivative, for one number; softcap_math.cuh has
-// the device versions.
+// The soft-cap of a logit z, c·tanh(z / c), which keeps it between −c and c (Bello et al. 2016,
+// arXiv 1611.09940; Gemma 2, arXiv 2408.00118), and its derivative, for one number;
+// softcap_math.cuh has the device versions.
 #pragma once
 #include <limits>
 
@@ -17,10 +17,10 @@ struct SoftCap {
         const float capped = cap * fast_tanh(z * inverse);
         return z == -std::numeric_limits<float>::infinity() ? z : capped;
     }
-    /// The derivative, from the capped logit.
+    /// The derivative, from the capped logit; 0 at −∞.
     float slope(float capped) const {
         const float t = capped * inverse;
-        return 1 - t * t;
+        return t < -1 ? 0 : 1 - t * t;
     }
 };
 

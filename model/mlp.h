@@ -1,6 +1,6 @@
 // The feed-forward part of a block: down(hidden(up(norm(x)))), where hidden is gelu, relu², or
-// silu(gate) ⊙ up of both halves. Lists of its activations and gradients, its passes, and the scratch memory
-// that the passes need.
+// silu(gate) ⊙ up of both halves. Lists of its activations and gradients, its passes, and the
+// scratch memory that the passes need.
 #pragma once
 #include "model/block_pass.h"
 

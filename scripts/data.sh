@@ -143,7 +143,9 @@ tasks() {  # tasks NAME URL [SHA256]: downloads a data set and turns it into tas
     local file=$data/$1/published/${2##*/} end
     mkdir -p "$data/$1/published"
     for end in "" .sha256 .first .part; do  # an earlier version put them there
-        [ ! -e "$data/$1/${2##*/}$end" ] || mv "$data/$1/${2##*/}$end" "$file$end"
+        [ -e "$data/$1/${2##*/}$end" ] || continue
+        mv "$data/$1/${2##*/}$end" "$file$end"
+        echo "moved $data/$1/${2##*/}$end to $file$end"
     done
     fetch "$2" "$file" "${3:-}"
     command -v python3 > /dev/null || stop "python3 is missing, which turns $file into tasks; install it (sudo apt-get install python3)"

@@ -39,9 +39,10 @@ enum class KeyGradients : uint8_t {
 
 /// Gradients of attention_forward: with p = exp(s − lse) where a query sees a key, else 0, and ds =
 /// scale·p ⊙ (dout·vᵀ − Σ dout ⊙ out), with a soft-cap times 1 − (s / softcap)²: dq = ds·k, dk =
-/// dsᵀ·q, dv = pᵀ·dout; dk and dv sum over the query heads of a key head. T <= S; T = 0 only with S = 0. dq is written; dk and dv as
-/// key_gradients says, each of the S rows, no others. They may be views of one packed tensor, but
-/// overlap no input. out, lse: as the forward pass left them. Deterministic, without atomics.
+/// dsᵀ·q, dv = pᵀ·dout; dk and dv sum over the query heads of a key head. T <= S; T = 0 only with S
+/// = 0. dq is written; dk and dv as key_gradients says, each of the S rows, no others. They may be
+/// views of one packed tensor, but overlap no input. out, lse: as the forward pass left them.
+/// Deterministic, without atomics.
 struct AttentionBackward {
     AttentionShape shape;
     HeadsView q, k, v, out, dout;

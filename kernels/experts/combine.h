@@ -8,7 +8,7 @@ namespace train_gpt {
 /// out[t] = residual[t] + Σ_j weights[t, j]·y[row_of[t, j]], in the order of the slots, summed in
 /// fp32. Without weights they are 1: the gradient of rows that were gathered. out, residual [N, C]
 /// and y [N·k, C] of one dtype, fp32 or bf16; row_of int32 [N, k], weights fp32 [N, k]. residual
-/// may be absent, or be out.
+/// may be absent, or be out. N >= 1.
 struct Combine {
     Tensor out, y, row_of;
     Tensor weights = {}, residual = {};

@@ -25,8 +25,8 @@ struct RouterRule {
 /// where two are equal. The weights do not contain the bias.
 ///
 /// logits fp32 [N, E], selection_bias fp32 [E], experts int32 [N, k], weights fp32 [N, k];
-/// k <= E <= most_experts, k <= most_experts_per_token.
-/// The tokens are S sequences of N / S. Over the tokens of a sequence, each optional:
+/// k <= E <= most_experts, k <= most_experts_per_token, 1 <= N.
+/// The tokens are S <= 65,535 sequences of N / S. Over the tokens of a sequence, each optional:
 ///   counts int32 [S, E]         how often an expert was chosen
 ///   probabilities fp32 [S, E]   Σ p_i
 ///   squared_lse fp32 [S]        Σ (log Σ_i exp z_i)²

@@ -40,8 +40,8 @@ class Checks {
             refuse("norm_epsilon = ", s.norm_epsilon, "; it must be above 0 and below 1");
         for (const auto& [key, cap] : {std::pair("attention_softcap", s.attention_softcap),
                                        std::pair("head_softcap", s.head_softcap)})
-            if (!(cap == 0 || (cap >= 1e-3 && cap <= 1e6)))
-                refuse(key, " = ", cap, "; it must be 0 (no cap) or between 0.001 and 1000000");
+            if (!(cap == 0 || (cap >= 1e-3 && cap <= 1e3)))
+                refuse(key, " = ", cap, "; it must be 0 (no cap) or between 0.001 and 1000");
         if (!(s.init_std > 0 && s.init_std <= 1))
             refuse("init_std = ", s.init_std, "; it must be above 0 and at most 1");
         if (s.is_rotary())

@@ -55,10 +55,12 @@ std::string beyond_transformers(const DecoderSpec& spec) {
     DecoderSpec rest = spec;
     rest.attention_softcap = rest.head_softcap = 0;
     if (has_class(rest)) return list;
-    if (spec.mlp == Mlp::relu2) add("mlp = relu2 outside of GPT-2");
     rest.mlp = Mlp::swiglu;
-    if (spec.mlp != Mlp::relu2 || !has_class(rest))
-        add("this combination of norm, mlp, bias, qk_norm, tied_head and positions");
+    if (spec.mlp == Mlp::relu2 && has_class(rest))
+        add("mlp = relu2 outside of GPT-2");
+    else
+        add("this combination of norm, norm_epsilon, mlp, bias, qk_norm, tied_head, positions, "
+            "n_head, n_kv_head, head_size and n_ff");
     return list;
 }
 

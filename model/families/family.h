@@ -54,8 +54,8 @@ const Family& family_of(const std::string& model_type, const std::string& where)
 /// it, or `other` (other.h), whose files only this program reads.
 const Family& family_for(const DecoderSpec& spec);
 
-/// Why no class in transformers computes what the spec says, for a message: "attention_softcap = 50,
-/// mlp = relu2". Empty if one does.
+/// Why none of the families' classes in transformers computes what the spec says, for a message:
+/// "attention_softcap = 50, mlp = relu2 outside of GPT-2". Empty if one does.
 std::string beyond_transformers(const DecoderSpec& spec);
 
 }  // namespace train_gpt

@@ -456,10 +456,9 @@ TEST_CASE("large and infinite logits give finite losses, and a NaN among them sh
                 const Buffer logits(dtype, {1, V}, z), stats(DType::fp32, {1, 3});
                 const Targets targets({target});
                 TestStream stream;
-                softmax_stats(stream, {.stats = stats,
-                                       .logits = logits,
-                                       .targets = targets.data(),
-                                       .columns = V});
+                softmax_stats(
+                    stream,
+                    {.stats = stats, .logits = logits, .targets = targets.data(), .columns = V});
                 return std::log(stats[1]) + stats[0] - stats[2];
             };
             const double others = std::log(static_cast<double>(V - 1));
@@ -711,6 +710,32 @@ TEST_CASE(
                 }
             }
         }
+}
+
+TEST_CASE("a capped logit of −∞ has no probability and no gradient", "[cuda]") {
+    ON_EACH_DEVICE();
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        Problem p(dtype, 1, 1, 20, random_int(0, 9));
+        p.x.set(0, 1.0f);
+        for (size_t j = 0; j < 20; ++j) p.w.set(j, j == 7 ? -infinity : 1.0f);
+        const Targets targets({3});
+        const Buffer losses(DType::fp32, {1}), logits(dtype, {1, p.Vp});
+        TestStream stream(head_loss_scratch_bytes(planning(), p.dtype, 1, p.Vp, p.C));
+        const Buffer dx(dtype, {1, 1});
+        head_loss(stream, {.x = p.x,
+                           .w = p.w,
+                           .logits = logits,
+                           .V = p.V,
+                           .targets = targets.data(),
+                           .losses = losses.as<float>(),
+                           .dx = dx,
+                           .softcap = 5});
+        CAPTURE(name_of(dtype));
+        CHECK(std::abs(losses[0] - std::log(19.0)) < 1e-5);
+        for (size_t j = 0; j < 20; ++j)
+            CHECK((j == 7 ? logits[j] == 0 : std::isfinite(logits[j]) && logits[j] != 0));
+    }
 }
 
 TEST_CASE("head_loss on a GPU is as accurate as on the CPU", "[cuda]") {

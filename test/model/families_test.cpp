@@ -314,6 +314,9 @@ TEST_CASE("a combination that no family has is kept in files that say so", "[fam
     }
     settings = extents();
     CHECK(beyond_transformers(llama.spec(settings)).empty());
+    settings.n_ff = 100;
+    CHECK(contains(beyond_transformers(gpt2.spec(settings)), "n_ff"));
+    settings = extents();
     // Llama's class takes widths that heads divide, whatever their size; Mistral's takes any.
     settings = extents();
     settings.n_embd = 30, settings.head_size = 8;

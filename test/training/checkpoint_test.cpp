@@ -514,6 +514,15 @@ TEST_CASE("a model folder that is not GPT-2 as known here is refused with the ke
     DecoderSpec other = spec;
     other.n_ctx = 8;
     CHECK(contains(error_of([&] { require_same_model("here", other, spec); }), "n_ctx = 8"));
+    // A soft-cap is named, although it takes a GPT-2 out of its family.
+    other = gpt2.spec({.n_layer = 2,
+                       .n_head = 2,
+                       .n_embd = 8,
+                       .n_ctx = 4,
+                       .vocab_size = 20,
+                       .attention_softcap = 50});
+    const std::string error = error_of([&] { require_same_model("here", spec, other); });
+    CHECK(contains(error, "attention_softcap = 0, but the configuration has 50"));
 }
 
 TEST_CASE("a checkpoint is named by itself or by its run", "[checkpoint]") {

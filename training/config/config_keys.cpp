@@ -79,10 +79,10 @@ constexpr ConfigKey table[] = {
      "RMSNorm of each head of queries and keys before they are rotated (`qwen3`)."},
     {KEY(model.tied_head), one_of<std::optional<bool>>(),
      "Whether the output head is the token embedding (`gpt2`)."},
-    {KEY(model.attention_softcap), between(0, 1e6),
+    {KEY(model.attention_softcap), between(0, 1e3),
      "Soft-cap of attention's scores: s counts as c · tanh(s / c). 0: none. Gemma 2: 50. On GPUs "
      "our own kernels compute such attention, not cuDNN."},
-    {KEY(model.head_softcap), between(0, 1e6),
+    {KEY(model.head_softcap), between(0, 1e3),
      "Soft-cap of the logits: z counts as c · tanh(z / c). 0: none. Gemma 2: 30, nanochat: 15."},
     {KEY(model.positions), one_of<std::optional<Positions>>(),
      "`learned` vectors (`gpt2`), or `rope`: queries and keys are rotated (the others)."},

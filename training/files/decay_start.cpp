@@ -79,7 +79,14 @@ DecayStart start_of(const Config& config, DecaysOf decays) {
         return begun ? *begun : find_start(given);
     }
     if (const auto begun = start_of_run(config.run_dir)) {
-        if (names(given, begun->checkpoint)) return *begun;
+        if (names(given, begun->checkpoint)) {
+            if (!fs::exists(begun->checkpoint) && list_checkpoints(config.run_dir).empty())
+                throw Error("the run in ", config.run_dir, " decays from ", begun->checkpoint,
+                            ", which is gone before the run has copied it: the other run has "
+                            "replaced it by newer ones (its checkpoint.keep); choose another "
+                            "run_dir and a checkpoint that stays");
+            return *begun;
+        }
         throw Error("the run in ", config.run_dir, " decays from ", begun->checkpoint,
                     ", not from ", given, "; choose another run_dir, or change ", key, " back");
     }

@@ -146,8 +146,8 @@ std::string export_model(const ExportOptions& options) {
     return concat("exported ", described(model, dtype), from, " of ", checkpoint.string(), " to ",
                   options.out,
                   beyond.empty() ? ""
-                                 : concat("; only train_gpt reads it, since no class in "
-                                          "transformers has ",
+                                 : concat("; only train_gpt reads it, since none of the "
+                                          "families' classes in transformers has ",
                                           beyond));
 }
 

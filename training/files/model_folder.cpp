@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -236,6 +237,13 @@ StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec
 
 void require_same_model(const fs::path& directory, const DecoderSpec& found,
                         const DecoderSpec& wanted) {
+    for (const auto& [key, have, want] :
+         {std::tuple("attention_softcap", found.attention_softcap, wanted.attention_softcap),
+          std::tuple("head_softcap", found.head_softcap, wanted.head_softcap)})
+        if (have != want)
+            throw Error("the model in ", directory.string(), " has ", key, " = ", have,
+                        ", but the configuration has ", want,
+                        "; change the configuration, or choose another run_dir or model.init_from");
     if (found.family != wanted.family)
         throw Error("the model in ", directory.string(), " is of the family ",
                     found.family->model_type, ", but the configuration's is ",
