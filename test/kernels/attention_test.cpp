@@ -39,6 +39,22 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("attention with a small soft-cap matches float64 in both passes", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (DType dtype : dtypes)
+        for (bool aligned : {false, true})
+            for (int i = 0; i < 3; ++i) {
+                Wish wish;
+                wish.dtype = dtype;
+                wish.aligned = aligned;
+                wish.T = static_cast<int>(random_int(17, 70));
+                wish.documents = i == 2;
+                Case c = random_case(wish);
+                c.shape.softcap = 0.5f * static_cast<float>(random_int(1, 3));
+                check_case(c, any_layout());
+            }
+}
+
 TEST_CASE("one to eight heads of queries share a key head, or all of them one", "[cuda]") {
     ON_EACH_DEVICE();
     for (DType dtype : dtypes)
