@@ -550,9 +550,11 @@ TEST_CASE("rows of the same logits give the same bits wherever they begin in mem
 
 TEST_CASE("head_logits are the products with the vocabulary, without its padding", "[cuda]") {
     ON_EACH_DEVICE();
+    const float softcap = GENERATE(0.0f, 6.0f);
     for (DType dtype : {DType::fp32, DType::bf16}) {
         Accuracy accuracy;
-        const Problem p(dtype);
+        Problem p(dtype);
+        p.softcap = softcap;
         const Buffer out(DType::fp32, {p.R, p.V}), scratch(dtype, {p.R, p.Vp});
         TestStream stream(head_loss_scratch_bytes(planning(), dtype, p.R, p.Vp, p.C));
         head_logits(stream,
