@@ -49,9 +49,10 @@ constexpr Tiling backward_queries_tiling(int head) {
 }
 
 /// The pass for dk and dv holds keys and values and has two sums. D = 64, 32 rows: dk and dv 128,
-/// keys and values 64, scores and their gradients 32, which together take all registers.
-constexpr Tiling backward_keys_tiling(int head) {
-    return head <= 64   ? Tiling{32, 64, 4, 2}
+/// keys and values 64, scores and their gradients 32, which together take all registers; with a
+/// soft-cap, half of the values are read again instead.
+constexpr Tiling backward_keys_tiling(int head, bool capped = false) {
+    return head <= 64   ? Tiling{32, 64, capped ? 3 : 4, 2}
            : head <= 96 ? Tiling{16, 64, 2, 2}
                         : Tiling{16, 64, 1, 2};
 }
@@ -206,12 +207,15 @@ __device__ __forceinline__ float tanh_of(float x) {
     return 1.0f - 2.0f * reciprocal;
 }
 
-/// A score's soft-cap, of products q·k that are not scaled yet.
+/// A score's soft-cap, of products q·k that are not scaled yet. Kernels without one get zeros.
 struct ScoreCap {
-    float to_tanh, from_tanh;  // scale / softcap and its reciprocal
+    float to_tanh = 0, from_tanh = 0;  // scale / softcap and its reciprocal
 
-    __device__ __forceinline__ explicit ScoreCap(const AttentionShape& shape)
-        : to_tanh(shape.scale / shape.softcap), from_tanh(shape.softcap / shape.scale) {}
+    explicit ScoreCap(const AttentionShape& shape) {
+        if (shape.softcap == 0) return;
+        to_tanh = shape.scale / shape.softcap;
+        from_tanh = shape.softcap / shape.scale;
+    }
 };
 
 /// A lane's ldmatrix offset in a 16×16 submatrix. Here its four 8×8 matrices come in the order

@@ -120,8 +120,8 @@ __device__ __forceinline__ void cap_rows(float (&scores)[row_tiles][2][4],
 /// keys and values that they see. `scale` is the shape's scale in units of log 2.
 template <int head, bool capped>
 __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_per_sm)
-    backward_queries_kernel(const AttentionBackward args, const float scale, RowStats* all_stats,
-                            const TileScheduler scheduler) {
+    backward_queries_kernel(const AttentionBackward args, const float scale, const ScoreCap cap,
+                            RowStats* all_stats, const TileScheduler scheduler) {
     constexpr Tiling tiling = backward_queries_tiling(head);
     constexpr int row_tiles = tiling.warp_m / 16;
     constexpr uint32_t operand_bytes = SwizzledTile<head>::bytes(tiling.block_m()),
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
             start_from_rows<capped>(p, ds, row_stats);
             multiply<head>(p, q_fragments, key_rows + right);
             multiply<head>(ds, dout_fragments, key_rows + tile_bytes + right);
-            if constexpr (capped) cap_rows(p, ds, row_stats, ScoreCap(shape));
+            if constexpr (capped) cap_rows(p, ds, row_stats, cap);
             to_probabilities(p, scale);
             block.mask(p, 0, warp_row, key, lane, shape.T);
             multiply_elements(ds, p);
@@ -335,9 +335,9 @@ __device__ __forceinline__ void store_key_gradients(const AttentionBackward& arg
 /// warp's rows are keys.
 template <int head, bool capped>
 __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per_sm)
-    backward_keys_kernel(const AttentionBackward args, const float scale, const RowStats* all_stats,
-                         const TileScheduler scheduler) {
-    constexpr Tiling tiling = backward_keys_tiling(head);
+    backward_keys_kernel(const AttentionBackward args, const float scale, const ScoreCap cap,
+                         const RowStats* all_stats, const TileScheduler scheduler) {
+    constexpr Tiling tiling = backward_keys_tiling(head, capped);
     constexpr int row_tiles = tiling.warp_m / 16;
     constexpr uint32_t operand_bytes = SwizzledTile<head>::bytes(tiling.block_m()),
                        tile_bytes = SwizzledTile<head>::bytes(tiling.block_n);
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
             start_from_columns<capped>(p, ds, stats, lane);
             multiply<head>(p, k_fragments, query_rows + right);
             multiply<head>(ds, v_fragments, query_rows + tile_bytes + right);
-            if constexpr (capped) cap_columns(p, ds, stats, lane, ScoreCap(shape));
+            if constexpr (capped) cap_columns(p, ds, stats, lane, cap);
             to_probabilities(p, scale);
             block.mask(p, warp_row, query, lane);
             multiply_elements(ds, p);
@@ -432,12 +432,12 @@ void attention_backward_tiled(Stream& stream, const AttentionBackward& args) {
                tile_scheduler(stream, shape.B * shape.H,
                               ceil_div(shape.T, backward_queries_tiling(head).block_m()),
                               row_bytes * shape.S / group),
-               queries_shared_bytes<head>, args, scale, stats);
+               queries_shared_bytes<head>, args, scale, ScoreCap(shape), stats);
         launch(stream, backward_keys_kernel<head, capped>,
                tile_scheduler(stream, shape.B * shape.H_kv,
                               ceil_div(shape.S, backward_keys_tiling(head).block_m()),
                               row_bytes * shape.T * group),
-               keys_shared_bytes<head>, args, scale, stats);
+               keys_shared_bytes<head>, args, scale, ScoreCap(shape), stats);
     });
 }
 

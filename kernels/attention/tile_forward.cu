@@ -72,7 +72,8 @@ __device__ __forceinline__ void take_exponentials(float (&scores)[row_tiles][col
 /// registers. `scale` is the shape's scale in units of log 2.
 template <int head, bool capped>
 __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
-    forward_kernel(const AttentionForward args, const float scale, const TileScheduler scheduler) {
+    forward_kernel(const AttentionForward args, const float scale, const ScoreCap cap,
+                   const TileScheduler scheduler) {
     constexpr Tiling tiling = forward_tiling(head);
     constexpr int row_tiles = tiling.warp_m / 16, columns = tiling.block_n / 8;
     constexpr uint32_t tile_bytes = SwizzledTile<head>::bytes(tiling.block_n);
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
 
         float scores[row_tiles][columns][4] = {};
         multiply<head>(scores, q_fragments, stage + right);
-        if constexpr (capped) cap_scores(scores, ScoreCap(shape));
+        if constexpr (capped) cap_scores(scores, cap);
         block.mask(scores, -std::numeric_limits<float>::infinity(), warp_row, key, lane, shape.T);
         take_exponentials<head>(scores, row_max, row_sum, out, scale);
 #pragma unroll
@@ -162,7 +163,7 @@ void attention_forward_tiled(Stream& stream, const AttentionForward& args) {
             int64_t{2} * shape.S * shape.D * sizeof(Element) / (shape.H / shape.H_kv);
         launch(stream, forward_kernel<head, capped>,
                tile_scheduler(stream, shape.B * shape.H, tiles, bytes), forward_shared_bytes<head>,
-               args, shape.scale * std::numbers::log2e_v<float>);
+               args, shape.scale * std::numbers::log2e_v<float>, ScoreCap(shape));
     });
 }
 
