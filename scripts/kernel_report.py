@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 
+os.environ.setdefault("GPUSIM_MEM", "8G")
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--simulator", required=True)
 parser.add_argument("--program", default="build/train_gpt")
