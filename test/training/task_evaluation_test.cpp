@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "test/catch.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"
 #include "test/text.h"
