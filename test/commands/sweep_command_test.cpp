@@ -195,7 +195,8 @@ TEST_CASE("halving stops the worse half of the combinations at a quarter and at 
     check_succeeds(train_gpt_with(
         sweep(folder, {"--set", "schedule.steps=24", "--set", "evaluation.every=0", "--vary",
                        "optimizer.learning_rate=1e-7,1e-6,3e-3,1e-5", "--jobs", "2"})));
-    for (const Json& run : result(folder).at("runs")) CHECK(run.at("state") == "finished");
+    const Json rest = result(folder);
+    for (const Json& run : rest.at("runs")) CHECK(run.at("state") == "finished");
 }
 
 TEST_CASE("runs with different validation data are compared by their training loss",
