@@ -52,8 +52,7 @@ Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m,
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < m; ++i) {
         for (int64_t j = 0; j < n; ++j) {
-            const Real *x = &left[static_cast<size_t>(i * k)],
-                       *y = &right[static_cast<size_t>(j * k)];
+            const Real *x = left.data() + i * k, *y = right.data() + j * k;
             Real sum = 0;
             for (int64_t d = 0; d < k; ++d) sum += x[d] * y[d];
             c[static_cast<size_t>(i * n + j)] = sum;
