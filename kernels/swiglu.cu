@@ -14,18 +14,45 @@ namespace {
 constexpr int most_threads = 256;
 constexpr int forward_rows = 4, backward_rows = 2;
 
-/// silu(x) = x·σ and silu'(x) = σ + x·σ·(1 − σ).
-struct Silu {
-    float value, derivative;
+/// What the result and the gradients of an element are products of: out = value·up,
+/// dgate = dout·up·slope, dup = dout·value, or 0 unless `passes`.
+struct Factors {
+    float value, slope, up;
+    bool passes;
 };
 
-template <class T>
-__device__ __forceinline__ Silu silu(float x) {
-    // Below −87, both are 0 up to 2·10⁻³⁶; above, the exponential is finite. A NaN stays a NaN.
-    const float z = x < -87.0f ? -87.0f : x;
-    const float e = exp_for<T>(-z), sigma = quotient_for<T>(1.0f, 1.0f + e), value = z * sigma;
-    return {value, sigma + value * (e * sigma)};
-}
+/// value = x·σ(x), slope = σ + x·σ·(1 − σ). T is the type in which results are stored.
+struct Plain {
+    template <class T>
+    __device__ __forceinline__ Factors of(float x, float up) const {
+        // Below −87, both are 0 up to 2·10⁻³⁶; above, the exponential is finite. A NaN stays a NaN.
+        const float z = x < -87.0f ? -87.0f : x;
+        const float e = exp_for<T>(-z), sigma = quotient_for<T>(1.0f, 1.0f + e), value = z * sigma;
+        return {value, sigma + value * (e * sigma), up, true};
+    }
+};
+
+/// value = g·σ(α·g), slope = σ + α·g·σ·(1 − σ), or 0 where the gate was clamped; up = u + 1.
+struct Clamped {
+    float alpha, limit, lowest;
+
+    explicit Clamped(const ClampedSwiglu& of)
+        : alpha(of.alpha), limit(of.limit), lowest(-87.0f / of.alpha) {}
+
+    template <class T>
+    __device__ __forceinline__ Factors of(float gate, float up) const {
+        const bool gate_passes = !(gate > limit);
+        const float g = !gate_passes    ? limit
+                        : gate < lowest ? lowest
+                                        : gate,
+                    u = up > limit    ? limit
+                        : up < -limit ? -limit
+                                      : up;
+        const float e = exp_for<T>(-(g * alpha)), sigma = quotient_for<T>(1.0f, 1.0f + e),
+                    value = g * sigma, slope = sigma + value * alpha * (e * sigma);
+        return {value, gate_passes ? slope : 0.0f, u + 1.0f, !(fabsf(up) > limit)};
+    }
+};
 
 /// The thread's first column. width divides F, so that vectors do not cross from gate to up.
 template <int width>
@@ -33,9 +60,9 @@ __device__ __forceinline__ int64_t own_column() {
     return (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
 }
 
-template <class T, int width>
+template <class T, int width, class Form>
 __global__ void __launch_bounds__(most_threads)
-    forward_kernel(T* out, const T* gate_up, int64_t M, int64_t F) {
+    forward_kernel(T* out, const T* gate_up, int64_t M, int64_t F, Form form) {
     const int64_t column = own_column<width>(), first_row = int64_t{blockIdx.x} * forward_rows;
     if (column >= F) return;
     Vector<T, width> gates[forward_rows], ups[forward_rows];
@@ -53,15 +80,19 @@ __global__ void __launch_bounds__(most_threads)
         unpack(gate, gates[r]);
         unpack(up, ups[r]);
 #pragma unroll
-        for (int i = 0; i < width; ++i) gate[i] = silu<T>(gate[i]).value * up[i];
+        for (int i = 0; i < width; ++i) {
+            const Factors of = form.template of<T>(gate[i], up[i]);
+            gate[i] = of.value * of.up;
+        }
         vector_of<T>(gate).store(out + (first_row + r) * F + column);
     }
 }
 
 /// dgate_up may be gate_up, and out may be dout; out may be null.
-template <class T, int width>
+template <class T, int width, class Form>
 __global__ void __launch_bounds__(most_threads)
-    backward_kernel(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t M, int64_t F) {
+    backward_kernel(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t M, int64_t F,
+                    Form form) {
     const int64_t column = own_column<width>(), first_row = int64_t{blockIdx.x} * backward_rows;
     if (column >= F) return;
     Vector<T, width> gates[backward_rows], ups[backward_rows], douts[backward_rows];
@@ -82,10 +113,10 @@ __global__ void __launch_bounds__(most_threads)
         unpack(gradient, douts[r]);
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-            const Silu of_gate = silu<T>(gate[i]);
-            gate[i] = gradient[i] * up[i] * of_gate.derivative;
-            gradient[i] *= of_gate.value;
-            product[i] = of_gate.value * up[i];
+            const Factors of = form.template of<T>(gate[i], up[i]);
+            gate[i] = gradient[i] * of.up * of.slope;
+            gradient[i] = of.passes ? gradient[i] * of.value : 0.0f;
+            product[i] = of.value * of.up;
         }
         T* const to = dgate_up + (first_row + r) * 2 * F + column;
         vector_of<T>(gate).store(to);
@@ -109,37 +140,54 @@ void with_grid(int64_t rows, int64_t columns, int rows_per_block, F&& f,
     });
 }
 
+/// Calls f(Plain) or f(Clamped).
+template <class F>
+void with_form(const std::optional<ClampedSwiglu>& clamped, F&& f) {
+    clamped ? f(Clamped(*clamped)) : f(Plain{});
+}
+
+template <class T, class Form>
+void forward(Stream& stream, const SwigluForward& args, const Form& form) {
+    const int64_t M = args.out.rows(), F = args.out.cols();
+    with_grid<T>(
+        M, F, forward_rows,
+        [&](auto width, dim3 grid, unsigned threads) {
+            forward_kernel<T, width><<<grid, threads, 0, stream_of(stream)>>>(
+                static_cast<T*>(args.out.data), static_cast<const T*>(args.gate_up.data), M, F,
+                form);
+            CUDA_CHECK_LAUNCH();
+        },
+        args.out, args.gate_up);
+}
+
+template <class T, class Form>
+void backward(Stream& stream, const SwigluBackward& args, const Form& form) {
+    const int64_t M = args.dout.rows(), F = args.dout.cols();
+    with_grid<T>(
+        M, F, backward_rows,
+        [&](auto width, dim3 grid, unsigned threads) {
+            backward_kernel<T, width><<<grid, threads, 0, stream_of(stream)>>>(
+                static_cast<T*>(args.dgate_up.data), static_cast<T*>(args.out.data),
+                static_cast<const T*>(args.dout.data), static_cast<const T*>(args.gate_up.data), M,
+                F, form);
+            CUDA_CHECK_LAUNCH();
+        },
+        args.dgate_up, args.out, args.dout, args.gate_up);
+}
+
 }  // namespace
 
 void swiglu_forward(Stream& stream, const SwigluForward& args) {
     with_element_type(args.out.dtype, [&](auto type) {
-        using T = decltype(type);
-        const int64_t M = args.out.rows(), F = args.out.cols();
-        with_grid<T>(
-            M, F, forward_rows,
-            [&](auto width, dim3 grid, unsigned threads) {
-                forward_kernel<T, width><<<grid, threads, 0, stream_of(stream)>>>(
-                    static_cast<T*>(args.out.data), static_cast<const T*>(args.gate_up.data), M, F);
-                CUDA_CHECK_LAUNCH();
-            },
-            args.out, args.gate_up);
+        with_form(args.clamped,
+                  [&](const auto& form) { forward<decltype(type)>(stream, args, form); });
     });
 }
 
 void swiglu_backward(Stream& stream, const SwigluBackward& args) {
     with_element_type(args.dout.dtype, [&](auto type) {
-        using T = decltype(type);
-        const int64_t M = args.dout.rows(), F = args.dout.cols();
-        with_grid<T>(
-            M, F, backward_rows,
-            [&](auto width, dim3 grid, unsigned threads) {
-                backward_kernel<T, width><<<grid, threads, 0, stream_of(stream)>>>(
-                    static_cast<T*>(args.dgate_up.data), static_cast<T*>(args.out.data),
-                    static_cast<const T*>(args.dout.data), static_cast<const T*>(args.gate_up.data),
-                    M, F);
-                CUDA_CHECK_LAUNCH();
-            },
-            args.dgate_up, args.out, args.dout, args.gate_up);
+        with_form(args.clamped,
+                  [&](const auto& form) { backward<decltype(type)>(stream, args, form); });
     });
 }
 

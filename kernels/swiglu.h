@@ -1,15 +1,30 @@
 // SwiGLU, the gated unit of Llama-class models: silu(gate) ⊙ up with silu(x) = x·σ(x) =
-// x / (1 + e^−x). Shazeer, arXiv 2002.05202.
+// x / (1 + e^−x). Shazeer, arXiv 2002.05202. And its clamped form, which gpt-oss has: OpenAI, arXiv
+// 2508.10925.
 #pragma once
+#include <optional>
+
 #include "base/tensor.h"
 #include "device/stream.h"
 
 namespace train_gpt {
 
-/// out = silu(gate) ⊙ up, computed in fp32. gate_up [M, 2F] holds gate in the first F columns of a
+/// The clamped form. With g = min(gate, limit) and u = min(max(up, −limit), limit):
+///   out   = (u + 1) ⊙ g ⊙ σ(α·g)
+///   dgate = dout ⊙ (u + 1) ⊙ σ(α·g)·(1 + α·g·(1 − σ(α·g)))   where gate <= limit, else 0
+///   dup   = dout ⊙ g ⊙ σ(α·g)                               where |up| <= limit, else 0
+/// α and limit are above 0. A NaN stays a NaN.
+struct ClampedSwiglu {
+    float alpha = 1.702f, limit = 7.0f;
+
+    bool operator==(const ClampedSwiglu&) const = default;
+};
+
+/// out = silu(gate) ⊙ up, or the clamped form, computed in fp32. gate_up [M, 2F] holds gate in the first F columns of a
 /// row and up in the last F; out [M, F]; fp32 or bf16, both alike. out may not overlap gate_up.
 struct SwigluForward {
     Tensor out, gate_up;
+    std::optional<ClampedSwiglu> clamped = {};
 };
 void swiglu_forward(Stream& stream, const SwigluForward& args);
 
@@ -17,10 +32,12 @@ void swiglu_forward(Stream& stream, const SwigluForward& args);
 /// same bits; so it need not be kept until then:
 ///   dgate = dout ⊙ up ⊙ silu'(gate), silu'(x) = σ(x)·(1 + x·(1 − σ(x)))
 ///   dup   = dout ⊙ silu(gate)
+/// or those of the clamped form.
 /// dout, out [M, F], dgate_up, gate_up [M, 2F]. dgate_up may be gate_up, and out may be dout.
 struct SwigluBackward {
     Tensor dgate_up, dout, gate_up;
     Tensor out = {};
+    std::optional<ClampedSwiglu> clamped = {};
 };
 void swiglu_backward(Stream& stream, const SwigluBackward& args);
 
