@@ -14,7 +14,7 @@ constexpr int64_t piece = 1024;
 
 template <class T>
 void add_slots(const Combine& a, int64_t t, int64_t first, int64_t count) {
-    const int64_t C = a.out.cols(), k = a.row_of.cols();
+    const int64_t C = a.out.cols(), k = slots_of_token(a.row_of);
     alignas(64) float sums[piece];
     if (a.residual) {
         const T* const from = a.residual.as<T>() + t * C + first;
@@ -24,7 +24,7 @@ void add_slots(const Combine& a, int64_t t, int64_t first, int64_t count) {
     }
     for (int64_t j = 0; j < k; ++j) {
         const int64_t slot = t * k + j;
-        const T* const y = a.y.as<T>() + a.row_of.as<int32_t>()[slot] * C + first;
+        const T* const y = a.y.as<T>() + row_of_slot(static_cast<const int32_t*>(a.row_of.data), slot) * C + first;
         const float weight = a.weights ? a.weights.as<float>()[slot] : 1.0f;
         for_positions<T>(count, [&, y](auto at) { at.store(sums, at(sums) + at(y) * weight); });
     }
@@ -34,7 +34,8 @@ void add_slots(const Combine& a, int64_t t, int64_t first, int64_t count) {
 
 template <class T>
 void backward_slot(const CombineBackward& a, int64_t slot) {
-    const int64_t C = a.dout.cols(), k = a.row_of.cols(), row = a.row_of.as<int32_t>()[slot];
+    const int64_t C = a.dout.cols(), k = slots_of_token(a.row_of),
+                  row = row_of_slot(static_cast<const int32_t*>(a.row_of.data), slot);
     const float weight = a.weights.as<float>()[slot];
     const T *const dout = a.dout.as<T>() + slot / k * C, *const y = a.y.as<T>() + row * C;
     a.dweights.as<float>()[slot] = position_sum<T>(C, [=](auto at) { return at(dout) * at(y); });
@@ -47,9 +48,9 @@ void backward_slot(const CombineBackward& a, int64_t slot) {
 void combine(Stream& stream, const Combine& args) {
     const Profiled profiled(stream, cost_of(args));
     const int64_t N = args.out.rows(), C = args.out.cols();
-    assert(args.y.cols() == C && args.row_of.rows() == N && args.y.rows() == args.row_of.numel());
-    assert(args.y.dtype == args.out.dtype);
-    assert(!args.weights || args.weights.numel() == args.row_of.numel());
+    assert(args.y.cols() == C && args.y.rows() == N * slots_of_token(args.row_of));
+    assert(args.y.dtype == args.out.dtype && (!args.row_of || args.row_of.rows() == N));
+    assert(!args.weights || args.weights.numel() == args.y.rows());
     TRAIN_GPT_ON_CUDA(stream.device, combine(stream, args));
     with_float_type(args.out.dtype, [&](auto type) {
 #pragma omp parallel for schedule(static) collapse(2)
@@ -61,11 +62,11 @@ void combine(Stream& stream, const Combine& args) {
 
 void combine_backward(Stream& stream, const CombineBackward& args) {
     const Profiled profiled(stream, cost_of(args));
-    assert(args.dout.rows() == args.row_of.rows() && args.y.rows() == args.row_of.numel());
-    assert(args.dy.numel() == args.y.numel() && args.dweights.numel() == args.row_of.numel());
+    assert(args.y.rows() == args.dout.rows() * slots_of_token(args.row_of));
+    assert(args.dy.numel() == args.y.numel() && args.dweights.numel() == args.y.rows());
     TRAIN_GPT_ON_CUDA(stream.device, combine_backward(stream, args));
     with_float_type(args.dout.dtype, [&](auto type) {
-        const int64_t slots = args.row_of.numel();
+        const int64_t slots = args.y.rows();
 #pragma omp parallel for schedule(static)
         for (int64_t slot = 0; slot < slots; ++slot) backward_slot<decltype(type)>(args, slot);
     });

@@ -15,7 +15,7 @@ template <class T>
 struct Forward {
     T* out;
     const T *y, *residual;  // residual may be null, or out
-    const int32_t* row_of;
+    const int32_t* row_of;  // may be null
     const float* weights;  // may be null
     int64_t C;
     int k;
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(most_threads, 4) forward_kernel(Forward<T> a) 
         const int64_t slot = t * a.k + j;
         const float weight = a.weights ? a.weights[slot] : 1.0f;
         float value[width];
-        unpack(value, Vector<T, width>::load(a.y + a.row_of[slot] * a.C + c));
+        unpack(value, Vector<T, width>::load(a.y + row_of_slot(a.row_of, slot) * a.C + c));
 #pragma unroll
         for (int i = 0; i < width; ++i) sum[i] += weight * value[i];
     }
@@ -46,7 +46,7 @@ struct Backward {
     T* dy;
     float* dweights;
     const T *dout, *y;  // y may be dy
-    const int32_t* row_of;
+    const int32_t* row_of;  // may be null
     const float* weights;
     int64_t slots, C;
     int k;
@@ -60,7 +60,7 @@ template <class T, int width>
 __global__ void __launch_bounds__(warps* warp_size) backward_kernel(Backward<T> a) {
     const int64_t slot = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
     if (slot >= a.slots) return;
-    const int64_t row = a.row_of[slot];
+    const int64_t row = row_of_slot(a.row_of, slot);
     const float weight = a.weights[slot];
     const T *const dout = a.dout + slot / a.k * a.C, *const y = a.y + row * a.C;
     T* const dy = a.dy + row * a.C;
@@ -99,7 +99,7 @@ void combine(Stream& stream, const Combine& args) {
                  static_cast<const T*>(args.residual.data),
                  static_cast<const int32_t*>(args.row_of.data),
                  static_cast<const float*>(args.weights.data), C,
-                 static_cast<int>(args.row_of.cols())});
+                 static_cast<int>(slots_of_token(args.row_of))});
             CUDA_CHECK_LAUNCH();
         });
     });
@@ -108,7 +108,7 @@ void combine(Stream& stream, const Combine& args) {
 void combine_backward(Stream& stream, const CombineBackward& args) {
     with_element_type(args.dout.dtype, [&](auto type) {
         using T = decltype(type);
-        const int64_t slots = args.row_of.numel(), C = args.dout.cols();
+        const int64_t slots = args.y.rows(), C = args.dout.cols();
         const bool aligned =
             is_aligned(args.dy.data) && is_aligned(args.y.data) && is_aligned(args.dout.data);
         with_width<T>(C, aligned, [&](auto width) {
@@ -118,7 +118,7 @@ void combine_backward(Stream& stream, const CombineBackward& args) {
                  static_cast<const T*>(args.dout.data), static_cast<const T*>(args.y.data),
                  static_cast<const int32_t*>(args.row_of.data),
                  static_cast<const float*>(args.weights.data), slots, C,
-                 static_cast<int>(args.row_of.cols())});
+                 static_cast<int>(slots_of_token(args.row_of))});
             CUDA_CHECK_LAUNCH();
         });
     });

@@ -251,15 +251,19 @@ void route_backward(Stream& stream, const RouteBackward& args) {
 }
 
 void expert_load(Stream& stream, Tensor load, Tensor counts) {
-    assert(load.rows() == counts.rows() && load.cols() == counts.cols());
+    assert(counts.rows() % load.rows() == 0 && load.cols() == counts.cols());
     TRAIN_GPT_ON_CUDA(stream.device, expert_load(stream, load, counts));
-    const int64_t E = counts.cols();
-    for (int64_t s = 0; s < counts.rows(); ++s) {
-        const int32_t* const from = counts.as<int32_t>() + s * E;
-        float* const to = load.as<float>() + s * E;
+    const int64_t S = load.rows(), E = load.cols(), parts = counts.rows() / S;
+    for (int64_t s = 0; s < S; ++s) {
+        const auto count = [&](int64_t i) {
+            int32_t sum = 0;
+            for (int64_t p = 0; p < parts; ++p) sum += counts.as<int32_t>()[(p * S + s) * E + i];
+            return sum;
+        };
         int64_t total = 0;
-        for (int64_t i = 0; i < E; ++i) total += from[i];
-        for (int64_t i = 0; i < E; ++i) to[i] = load_of(from[i], total, E);
+        for (int64_t i = 0; i < E; ++i) total += count(i);
+        for (int64_t i = 0; i < E; ++i)
+            load.as<float>()[s * E + i] = load_of(count(i), total, E);
     }
 }
 

@@ -344,14 +344,21 @@ void with_experts_per_lane(int64_t E, F&& f) {
     return f(std::integral_constant<int, most_experts / warp_size>{});
 }
 
-__global__ void __launch_bounds__(threads) load_kernel(float* load, const int32_t* counts, int E) {
+__global__ void __launch_bounds__(threads)
+    load_kernel(float* load, const int32_t* counts, int E, int parts) {
     __shared__ int64_t shared[warps];
+    const int64_t stride = int64_t{gridDim.x} * E;
     const int32_t* const from = counts + int64_t{blockIdx.x} * E;
+    const auto count = [&](int i) {
+        int32_t sum = 0;
+        for (int64_t p = 0; p < parts; ++p) sum += from[p * stride + i];
+        return sum;
+    };
     int64_t total = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < E; i += threads) total += from[i];
+    for (int i = static_cast<int>(threadIdx.x); i < E; i += threads) total += count(i);
     total = block_sum(total, shared);
     for (int i = static_cast<int>(threadIdx.x); i < E; i += threads)
-        load[int64_t{blockIdx.x} * E + i] = load_of(from[i], total, E);
+        load[int64_t{blockIdx.x} * E + i] = load_of(count(i), total, E);
 }
 
 }  // namespace
@@ -409,9 +416,9 @@ void route_backward(Stream& stream, const RouteBackward& args) {
 }
 
 void expert_load(Stream& stream, Tensor load, Tensor counts) {
-    load_kernel<<<static_cast<unsigned>(counts.rows()), threads, 0, stream_of(stream)>>>(
-        static_cast<float*>(load.data), static_cast<const int32_t*>(counts.data),
-        static_cast<int>(counts.cols()));
+    load_kernel<<<static_cast<unsigned>(load.rows()), threads, 0, stream_of(stream)>>>(
+        load.as<float>(), counts.as<int32_t>(), static_cast<int>(load.cols()),
+        static_cast<int>(counts.rows() / load.rows()));
     CUDA_CHECK_LAUNCH();
 }
 

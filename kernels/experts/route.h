@@ -18,6 +18,8 @@ struct RouterRule {
     RouterScore score = RouterScore::softmax;
     bool normalise = false;
     float scale = 1;
+
+    bool operator==(const RouterRule&) const = default;
 };
 
 /// For each of N tokens, the k experts with the largest logits or, with a selection bias, the
@@ -56,8 +58,8 @@ struct RouteBackward {
 };
 void route_backward(Stream& stream, const RouteBackward& args);
 
-/// load fp32 [S, E]: each expert's share of its row of counts int32 [S, E]; 1/E where a row has no
-/// counts.
+/// load fp32 [S, E]: each expert's share of its row of counts, of which there may be several parts,
+/// int32 [P·S, E]: rows s, S + s, 2·S + s … are added up. 1/E where a row has no counts.
 void expert_load(Stream& stream, Tensor load, Tensor counts);
 
 /// The scratch memory of route() for N tokens in S sequences.
