@@ -17,37 +17,65 @@ namespace train_gpt {
 /// rotated [M, (H + H_kv)·D] holds q and k after a norm of heads, whose backward pass needs them as
 /// they were. Without such a norm they are rotated in place, and rotated is absent.
 ///
+/// In a mixture of experts, R = M·k rows lie one expert after the other (kernels/experts/): preact
+/// [R, 2F] and hidden [R, F] are the experts', expert_out [R, C] is what they give, in the backward
+/// pass its gradient. logits [M, E] are the router's; experts, expert_weights, row_of [M, k] and
+/// row_token [R, 1], offsets [1, E + 1] say where tokens went. counts and probabilities [B, E] are
+/// the router's sums over sequences, and load [B, E] each expert's share, for a balance loss over
+/// sequences or micro-batches; selection_bias [1, E] is its bias in fp32. A shared expert has activations of its own; shared_logit, shared_choice
+/// and shared_weight [M, 1] are its gate's, which is a router of one expert.
+///
 /// Among tensor-parallel ranks, x, x_mid, stats1 and stats2 have this rank's rows [M / ranks, …],
 /// and widths are this rank's part. norm1_rows and norm2_rows keep this rank's rows of norm1 and
 /// norm2; they are absent where norm1 and norm2 keep all rows.
 struct BlockActivations {
     Tensor x, norm1, stats1, qkv, rotated, att, lse, x_mid, norm2, stats2, preact, hidden;
     Tensor norm1_rows = {}, norm2_rows = {};
+    Tensor logits = {}, experts = {}, expert_weights = {}, counts = {}, probabilities = {},
+           load = {}, selection_bias = {}, offsets = {}, row_token = {}, row_of = {},
+           expert_out = {};
+    Tensor shared_logit = {}, shared_choice = {}, shared_weight = {}, shared_preact = {},
+           shared_hidden = {}, shared_out = {};
 };
 
 /// The last half of the backward pass that reads an activation.
 enum class ReadBy : uint8_t { inputs, weights };
+
+/// The rows of an activation: one or several for each token; for each token of this rank's among
+/// tensor-parallel ranks, M / ranks; for each sequence; or one.
+enum class RowsOf : uint8_t { tokens, ranks_tokens, sequences, one };
 
 /// An entry of a part's list.
 struct Activation {
     Tensor BlockActivations::*member;
     int64_t width = 0;          // columns
     DType dtype = DType::fp32;  // of its elements
+    RowsOf rows_of = RowsOf::tokens;
+    int64_t each = 1;  // rows for each of them
+    /// Kept at every level of recomputation, so that nothing is routed twice.
+    bool is_route = false;
     /// The first level of recomputation that computes it again; blocks then share its memory.
     Recompute dropped = Recompute::block;
     /// Where the halves of the backward pass are called apart, what the second half reads is kept.
     ReadBy read_by = ReadBy::inputs;
     bool in_training_only = false;
-    bool of_ranks_rows = false;  // [M / ranks, width] among tensor-parallel ranks
     /// The member that keeps this rank's rows where tensor-parallel ranks gather all rows again in
     /// the backward pass.
     Tensor BlockActivations::*rows = nullptr;
+
+    int64_t rows_with(int64_t tokens, int64_t ranks_tokens, int64_t sequences) const {
+        return each * (rows_of == RowsOf::tokens         ? tokens
+                       : rows_of == RowsOf::ranks_tokens ? ranks_tokens
+                       : rows_of == RowsOf::sequences    ? sequences
+                                                         : 1);
+    }
 };
 using Activations = std::vector<Activation>;
 
 /// Whether all blocks share the memory of an activation.
 inline bool is_shared(const Activation& activation, Recompute level, bool halves_apart) {
-    return level >= activation.dropped && !(halves_apart && activation.read_by == ReadBy::weights);
+    return level >= activation.dropped && !activation.is_route &&
+           !(halves_apart && activation.read_by == ReadBy::weights);
 }
 
 }  // namespace train_gpt

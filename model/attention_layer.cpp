@@ -46,7 +46,7 @@ Activations attention_activations(const LayerSpec& layer, DType dtype) {
                       .dtype = dtype,
                       .read_by = ReadBy::weights},
                      {.member = &A::lse, .width = layer.n_head}};
-    if (layer.qk_norm)
+    if (layer.qk_norm != QkNormKind::off)
         list.push_back({.member = &A::rotated,
                         .width = layer.attention_width() + layer.kv_width(),
                         .dtype = dtype,
@@ -86,7 +86,7 @@ PackedHeads attention_heads(const Block& block, int T) {
 }
 
 QkNorm qk_norm(const Block& block) {
-    if (!block.layer.qk_norm) return {};
+    if (block.layer.qk_norm == QkNormKind::off) return {};
     return {.q_w = block.weight(block.parameters.q_norm_w),
             .k_w = block.weight(block.parameters.k_norm_w),
             .epsilon = static_cast<float>(block.layer.norm_epsilon)};
@@ -199,7 +199,7 @@ size_t attention_layer_scratch_bytes(const Stream& stream, const LayerSpec& laye
     const size_t products =
         std::max(linear_scratch_bytes(stream, dtype, rows, layer.qkv_width(), C),
                  linear_scratch_bytes(stream, dtype, rows, C, layer.attention_width()));
-    if (!layer.qk_norm) return products;
+    if (layer.qk_norm == QkNormKind::off) return products;
     return std::max(
         products, rope_scratch_bytes(stream, rope_shape(layer, dtype, 1, static_cast<int>(rows))));
 }

@@ -16,22 +16,23 @@ Activations block_activations(const LayerSpec& layer, DType dtype) {
                           .rows = rows};
     };
     const auto stats = [](Tensor A::*out) {
-        return Activation{.member = out, .width = 2, .of_ranks_rows = true};
+        return Activation{.member = out, .width = 2, .rows_of = RowsOf::ranks_tokens};
     };
     Activations list{norm(&A::norm1, &A::norm1_rows), stats(&A::stats1)};
     const auto add = [&](const Activations& of_part) {
         list.insert(list.end(), of_part.begin(), of_part.end());
     };
     add(attention_activations(layer, dtype));
-    list.push_back({.member = &A::x_mid, .width = C, .dtype = dtype, .of_ranks_rows = true});
+    list.push_back(
+        {.member = &A::x_mid, .width = C, .dtype = dtype, .rows_of = RowsOf::ranks_tokens});
     list.push_back(norm(&A::norm2, &A::norm2_rows));
     list.push_back(stats(&A::stats2));
-    add(mlp_activations(layer, dtype));
+    add(layer.experts ? expert_activations(layer, dtype) : mlp_activations(layer, dtype));
     return list;
 }
 
 PartGradients block_gradients(const LayerSpec& layer) {
-    PartGradients list = mlp_gradients(layer);
+    PartGradients list = layer.experts ? expert_gradients(layer) : mlp_gradients(layer);
     const PartGradients attention = attention_gradients(layer);
     list.insert(list.end(), attention.begin(), attention.end());
     return list;
@@ -44,8 +45,8 @@ Activations widest_activations(const DecoderSpec& spec, int first, int last, DTy
             const auto found = std::ranges::find(widest, a.member, &Activation::member);
             if (found == widest.end())
                 widest.push_back(a);
-            else
-                found->width = std::max(found->width, a.width);
+            else if (a.each * a.width > found->each * found->width)
+                found->each = a.each, found->width = a.width;
         }
     return widest;
 }
@@ -55,6 +56,7 @@ Addends block_forward(Stream& stream, const Block& block, Tensor out, const Atte
     attention_layer_forward(stream, block, attend);
     const Addends attended = add_attention(stream, block);
     block.residual.norm(stream, block.norm2(), attended);
+    if (block.layer.experts) return expert_layer_forward(stream, block, out);
     mlp_forward(stream, block);
     return out ? add_mlp(stream, block, out) : Addends{};
 }
@@ -66,7 +68,10 @@ void block_backward(Stream& stream, Gradients& gradients, const Block& block,
     const BackwardPass pass(stream, gradients, block, g, recompute, part);
     const BlockParameters& p = block.parameters;
     pass.keep_dres(g.dout);
-    mlp_backward(pass);
+    if (block.layer.experts)
+        expert_layer_backward(pass);
+    else
+        mlp_backward(pass);
     if (pass.inputs) pass.norm_gradients(block.norm2(), p.norm2_w, p.norm2_b, p.out_b);
     pass.keep_dres(g.dmid);
     attention_layer_backward(pass);
@@ -74,10 +79,11 @@ void block_backward(Stream& stream, Gradients& gradients, const Block& block,
     pass.add_early_gradients();
 }
 
-size_t block_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype,
-                           int64_t rows) {
+size_t block_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype, int64_t rows,
+                           int64_t sequences) {
     return std::max({attention_layer_scratch_bytes(stream, layer, dtype, rows),
-                     mlp_scratch_bytes(stream, layer, dtype, rows),
+                     layer.experts ? expert_layer_scratch_bytes(stream, layer, dtype, rows, sequences)
+                                   : mlp_scratch_bytes(stream, layer, dtype, rows),
                      norm_scratch_bytes(stream, rows, layer.n_embd)});
 }
 

@@ -1,11 +1,12 @@
 // One pre-norm transformer block over M = B·T tokens:
 //   x_mid = x + out(attention(qkv(norm1(x))))        attention_layer.h
-//   x_out = x_mid + down(hidden(up(norm2(x_mid))))   mlp.h
+//   x_out = x_mid + down(hidden(up(norm2(x_mid))))   mlp.h, or experts in its place: expert_layer.h
 // A block composes these parts on the residual stream (residual_stream.h). It knows nothing of the
 // blocks before and after it.
 #pragma once
 #include "model/attention_layer.h"
 #include "model/block_pass.h"
+#include "model/expert_layer.h"
 #include "model/mlp.h"
 
 namespace train_gpt {
@@ -29,7 +30,9 @@ Addends block_forward(Stream& stream, const Block& block, Tensor out,
 void block_backward(Stream& stream, Gradients& gradients, const Block& block,
                     const BlockGradients& g, Recompute recompute, Backward part = Backward::both);
 
-/// The scratch memory of these passes for `rows` tokens. Attention itself is not counted.
-size_t block_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype, int64_t rows);
+/// The scratch memory of these passes for `rows` tokens of so many sequences. Attention itself is
+/// not counted.
+size_t block_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype, int64_t rows,
+                           int64_t sequences);
 
 }  // namespace train_gpt

@@ -39,7 +39,10 @@ std::vector<EarlyGradient> early_gradients(const LayerSpec& layer, const BlockPa
         all.push_back({parameter, (end + alignment - 1) / alignment * alignment, numel});
     };
     for (const int i : {p.norm1_w, p.norm1_b, p.out_b, p.norm2_w, p.norm2_b}) add(i, layer.n_embd);
-    for (const int i : {p.q_norm_w, p.k_norm_w}) add(i, layer.head_size);
+    const bool by_head = layer.qk_norm == QkNormKind::head;
+    add(p.q_norm_w, by_head ? layer.head_size : layer.attention_width());
+    add(p.k_norm_w, by_head ? layer.head_size : layer.kv_width());
+    add(p.sinks, layer.n_head);
     return all;
 }
 
@@ -100,8 +103,15 @@ void BackwardPass::weight_gradient(int weight, int bias, Tensor x, Tensor dy) co
 
 void BackwardPass::weight_gradient_of_norm(int weight, int bias, Tensor x, Tensor dy) const {
     if (!weights) return;
-    tensor().wait(stream, Lane::inputs);
+    wait_for_norm();
     add_weight_gradient(weight, bias, x, dy);
+}
+
+void BackwardPass::wait_for_norm() const { tensor().wait(stream, Lane::inputs); }
+
+void BackwardPass::clear_gradient(int parameter) const {
+    const GradientSink to = gradients.sink(stream, parameter);
+    if (to && !to.accumulate) clear(stream, to.data, gradients.bytes_of(parameter));
 }
 
 GradientSink BackwardPass::early_sink(int i) const {

@@ -1,6 +1,8 @@
 // What the parts of a block (attention_layer.h, mlp.h) work on in a pass.
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include "device/stream.h"
@@ -10,10 +12,29 @@
 #include "model/context_attention.h"
 #include "model/registry.h"
 #include "model/residual_stream.h"
+#include "model/router_counts.h"
 #include "model/spec.h"
 #include "parallel/state/parameters.h"
 
 namespace train_gpt {
+
+/// The experts of a layer have a unit of their own: their weights are gathered while attention
+/// computes, and their gradients are reduced before the others' of the block are written.
+struct ExpertUnit {
+    std::function<UnitLease(Stream&)> lease = {};
+    /// In a backward pass: their lease has ended; all gradients of their weights have been written
+    /// for the micro-batch.
+    std::function<void(Stream&)> released = {}, ready = {};
+};
+
+/// What a router counts in training, and what its losses need.
+struct Routing {
+    RouterCounts* counts = nullptr;  // null: nothing is counted
+    int router = 0;                  // of the model's routers
+    RouterLosses losses = {};
+    ContextGroup* context = nullptr;  // whose ranks share the sequences
+    Tensor counts_of_ranks = {};      // of context-parallel ranks: int32 [ranks·B, E]
+};
 
 /// A block and the micro-batch, or the tokens, that it works on.
 struct Block {
@@ -26,6 +47,8 @@ struct Block {
     AttentionShape attention = {};
     Addends input = {};                   // where the block computes its x
     ContextAttention* context = nullptr;  // of context-parallel ranks
+    ExpertUnit experts = {};
+    Routing routing = {};
 
     Tensor weight(int i) const { return weights.weight(i); }
     /// The norms; without their weights in a pass that computes only weights' gradients.
@@ -38,7 +61,10 @@ struct Block {
 
 /// Gradients in the backward pass. dres is the gradient of the residual stream. dy [M, C], datt
 /// [M, H·D] and, with SwiGLU, dhidden [M, F] are temporary. dup, which may be preact then, and dqkv
-/// are the gradients of the outputs of `up` and `qkv`. Among tensor-parallel ranks dres, dy, dout
+/// are the gradients of the outputs of `up` and `qkv`. In a mixture of experts dhidden and dup are
+/// [R, …], dgrouped [R, C] is the gradient of the experts' inputs, and dexpert_out takes the place of
+/// expert_out; dlogits and dweights are the router's, and a shared expert has the gradients of its
+/// own. Among tensor-parallel ranks dres, dy, dout
 /// and dmid have this rank's rows.
 ///
 /// All blocks share them, unless the two halves of the backward pass are called apart. Then dup,
@@ -48,18 +74,24 @@ struct Block {
 struct BlockGradients {
     Tensor dres, dy, datt, dhidden, dup, dqkv;
     Tensor dout = {}, dmid = {}, early = {};
+    Tensor dexpert_out = {}, dgrouped = {}, dweights = {}, dlogits = {};
+    Tensor dshared_out = {}, dshared_hidden = {}, dshared_up = {}, dshared_input = {},
+           dshared_weight = {}, dshared_logit = {};
 };
 
-/// An entry of a part's list of the gradients that it needs memory for: M rows, of the compute
-/// dtype.
+/// An entry of a part's list of the gradients that it needs memory for: M rows, or several for each
+/// token.
 struct PartGradient {
     /// The memory of a gradient, which all blocks share and gradients take in turn: the memory of
-    /// dy; a wide tensor; or the activation `preact`, which has been read by then.
-    enum class Shares : uint8_t { dy, wide, preact };
+    /// dy; a wide tensor; memory of its own; or an activation, which has been read by then.
+    enum class Shares : uint8_t { dy, wide, own, activation };
 
     Tensor BlockGradients::*member;
     int64_t width = 0;  // columns
     Shares shares = Shares::wide;
+    Tensor BlockActivations::*activation = nullptr;
+    int64_t each = 1;                // rows for each token
+    std::optional<DType> dtype = {};  // nothing: the compute dtype
     /// Where the halves of the backward pass are called apart, what the second half reads has
     /// memory of its own.
     ReadBy read_by = ReadBy::inputs;
@@ -113,6 +145,10 @@ class BackwardPass {
     /// The gradients of a product that reads a norm's output. They are computed while its input's
     /// gradients are added up.
     void weight_gradient_of_norm(int weight, int bias, Tensor x, Tensor dy) const;
+    /// Later work finds all rows of a norm's output that restore() began to gather.
+    void wait_for_norm() const;
+    /// The gradient of a parameter that is updated in another way (Update::balance) is 0.
+    void clear_gradient(int parameter) const;
     /// Where a gradient goes that comes with the inputs'.
     GradientSink early_sink(int parameter) const;
     /// Adds dy's gradient to dres. `of` is the norm; w, b: its parameters; bias: the bias of the

@@ -37,7 +37,8 @@ Generator::Generator(const DecoderSpec& spec, const Registry& registry, Paramete
     // All layers share these, which are as wide as the widest layer needs.
     activations_.x = buffer(chunk_, C, dtype);
     for (const Activation& a : widest_activations(spec_, 0, spec_.n_layer, dtype))
-        if (!a.in_training_only) activations_.*a.member = buffer(chunk_, a.width, a.dtype);
+        if (!a.in_training_only)
+            activations_.*a.member = buffer(a.rows_with(chunk_, chunk_, 1), a.width, a.dtype);
     x_next_ = buffer(chunk_, C, dtype);
     const int64_t rows = std::max(1, options.scored_rows);
     final_norm_ = buffer(rows, C, dtype);
@@ -249,14 +250,18 @@ Tensor Generator::compute(Stream& stream, std::span<const int32_t> tokens,
         a.x = x;
         for (const Activation& of : block_activations(layer, parameters_.dtype()))
             if (!of.in_training_only)
-                a.*of.member = Tensor((activations_.*of.member).data, of.dtype, {T, of.width});
+                a.*of.member = Tensor((activations_.*of.member).data, of.dtype,
+                                      {of.rows_with(T, T, 1), of.width});
         const Block block{.layer = layer,
                           .residual = residual_,
                           .weights = weights,
                           .parameters = p,
                           .activations = a,
                           .rope = rope,
-                          .attention = attention_shape(layer, T, segments[0].position)};
+                          .attention = attention_shape(layer, T, segments[0].position),
+                          .experts = {.lease = [&](Stream& s) {
+                              return parameters_.weights.acquire(s, registry_.unit_of(p.down_w));
+                          }}};
         block_forward(stream, block, out,
                       [&](Stream& s, const Block& of) { attend(s, l, of, segments); });
         std::swap(x, out);

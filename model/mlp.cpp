@@ -25,7 +25,7 @@ PartGradients mlp_gradients(const LayerSpec& layer) {
     using G = BlockGradients;
     PartGradient dup{.member = &G::dup, .width = layer.up_width(), .read_by = ReadBy::weights};
     if (!layer.is_gated()) return {dup};
-    dup.shares = PartGradient::Shares::preact;
+    dup.shares = PartGradient::Shares::activation, dup.activation = &BlockActivations::preact;
     return {{.member = &G::dhidden, .width = layer.n_ff}, dup};
 }
 
@@ -41,7 +41,10 @@ void mlp_forward(Stream& stream, const Block& block) {
                                 .bias = block.weight(p.up_b),
                                 .preact = fused ? rows_of(a.preact, rows) : Tensor{}});
     });
-    if (mlp == Mlp::swiglu) swiglu_forward(stream, {.out = a.hidden, .gate_up = a.preact});
+    if (mlp == Mlp::swiglu)
+        swiglu_forward(stream, {.out = a.hidden,
+                                .gate_up = a.preact,
+                                .clamped = block.layer.clamped});
     if (mlp == Mlp::relu2) relu_squared_forward(stream, {.out = a.hidden, .x = a.preact});
 }
 
@@ -66,8 +69,11 @@ void mlp_backward(const BackwardPass& pass) {
     const Tensor again = pass.recomputes_elementwise() ? a.hidden : Tensor{};
     if (pass.inputs && mlp == Mlp::swiglu) {
         pass.input_gradient(g.dhidden, dout, p.down_w);
-        swiglu_backward(pass.stream,
-                        {.dgate_up = g.dup, .dout = g.dhidden, .gate_up = a.preact, .out = again});
+        swiglu_backward(pass.stream, {.dgate_up = g.dup,
+                                      .dout = g.dhidden,
+                                      .gate_up = a.preact,
+                                      .out = again,
+                                      .clamped = pass.block.layer.clamped});
     } else if (pass.inputs && mlp == Mlp::relu2) {
         pass.input_gradient(g.dup, dout, p.down_w);
         relu_squared_backward(pass.stream,

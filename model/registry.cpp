@@ -33,11 +33,23 @@ class Builder {
         return {weight, has_bias ? bias({.name = name, .out = spec_.n_embd}, true) : -1};
     }
 
-    int head_norm(const std::string& name, int64_t head_size) {
+    /// A norm of q or k: of each head, or of a width that tensor-parallel ranks split.
+    int qk_norm(const std::string& name, const LayerSpec& of, int64_t width) {
+        const bool by_head = of.qk_norm == QkNormKind::head;
         Parameter w;
-        w.name = name + ".weight", w.shape = {head_size}, w.init_mean = 1;
-        w.adds_over_tensor = true;
+        w.name = name + ".weight", w.shape = {by_head ? of.head_size : width}, w.init_mean = 1;
+        if (by_head)
+            w.adds_over_tensor = true;
+        else
+            w.split = TensorSplit{0, {width}};
         return add(std::move(w));
+    }
+
+    /// A vector that begins at 0.
+    int vector(const std::string& name, int64_t size) {
+        Parameter p;
+        p.name = name, p.shape = {size};
+        return add(std::move(p));
     }
 
     /// A linear layer, whose rows files may hold as several tensors, with these names.
@@ -50,6 +62,8 @@ class Builder {
         int64_t head_rows = 0;  // of each attention head among the outputs
         float init_std = 0;
         std::vector<std::string> parts = {};  // of the sections
+        int64_t experts = 1;  // so many layers, one after the other
+        bool is_matrix = true;  // for optimizers that update matrices
     };
 
     /// The weight [out, in] and the bias, if there is one. bias_adds: a row-parallel layer's bias
@@ -58,7 +72,9 @@ class Builder {
     std::pair<int, int> linear(const Linear& layer, bool has_bias, bool bias_adds = false) {
         Parameter w;
         w.name = layer.name + ".weight", w.shape = {layer.out, layer.in}, w.decay = true;
-        w.update = Update::matrix, w.head_rows = layer.head_rows;
+        w.update = layer.is_matrix ? Update::matrix : Update::elements;
+        w.head_rows = layer.head_rows;
+        if (layer.experts > 1) w.matrix_rows = layer.out / layer.experts;
         w.split = layer.split, w.init_std = layer.init_std;
         w.stored = stored(layer, ".weight", names_.transposed);
         const int weight = add(std::move(w));
@@ -79,15 +95,15 @@ class Builder {
     BlockParameters block(int layer) {
         const std::string prefix = concat(names_.block, layer, ".");
         const LayerSpec of = spec_.layer(layer);
-        const int64_t C = of.n_embd, width = of.attention_width(), F = of.n_ff,
-                      keys = of.kv_width();
+        const int64_t C = of.n_embd, width = of.attention_width(), keys = of.kv_width();
         const float residual_std =
             spec_.init_zero_projections ? 0.0f
             : spec_.init_residual_scaling
                 ? init_std() / std::sqrt(2.0f * static_cast<float>(spec_.n_layer))
                 : init_std();
         BlockParameters p;
-        const bool all_biases = spec_.biases == Biases::all;
+        const bool after_attention =
+            spec_.biases == Biases::attention || spec_.biases == Biases::all;
         const auto parts = [&](const auto& names) {
             std::vector<std::string> all;
             for (const char* name : names)
@@ -103,17 +119,27 @@ class Builder {
                                              .init_std = init_std(),
                                              .parts = parts(names_.qkv_parts)},
                                             spec_.biases != Biases::none);
-        if (of.qk_norm) {
-            p.q_norm_w = head_norm(prefix + names_.q_norm, of.head_size);
-            p.k_norm_w = head_norm(prefix + names_.k_norm, of.head_size);
+        if (of.qk_norm != QkNormKind::off) {
+            p.q_norm_w = qk_norm(prefix + names_.q_norm, of, width);
+            p.k_norm_w = qk_norm(prefix + names_.k_norm, of, keys);
+        }
+        if (of.sinks) {
+            p.sinks = vector(prefix + names_.sinks, of.n_head);
+            registry.parameters.back().split = TensorSplit{0, {of.n_head}};
         }
         std::tie(p.out_w, p.out_b) = linear({.name = prefix + names_.out,
                                              .out = C,
                                              .in = width,
                                              .split = TensorSplit{1, {width}},
                                              .init_std = residual_std},
-                                            all_biases, true);
+                                            after_attention, true);
         std::tie(p.norm2_w, p.norm2_b) = norm(prefix + names_.norm2);
+        if (of.experts) {
+            experts(p, of.experts, prefix, residual_std);
+            return p;
+        }
+        const int64_t F = of.n_ff;
+        const bool all_biases = spec_.biases == Biases::all;
         Linear up{.name = prefix + names_.up,
                   .out = of.up_width(),
                   .in = C,
@@ -136,6 +162,82 @@ class Builder {
   private:
     float init_std() const { return static_cast<float>(spec_.init_std); }
 
+    /// A mixture: the router and the shared expert, and the experts in a unit of their own.
+    void experts(BlockParameters& p, const ExpertSpec& of, const std::string& prefix,
+                 float residual_std) {
+        const ExpertNames& names = names_.experts;
+        const int64_t C = spec_.n_embd, E = of.n_expert;
+        std::tie(p.router_w, p.router_b) = linear({.name = prefix + names.router,
+                                                   .out = E,
+                                                   .in = C,
+                                                   .init_std = init_std(),
+                                                   .is_matrix = false},
+                                                  of.router_bias);
+        // Each tensor-parallel rank has a part of what experts give (expert_layer.cpp).
+        for (const int i : {p.router_w, p.router_b})
+            if (i >= 0) parameter(i).adds_over_tensor = true;
+        if (of.selection_bias) {
+            p.selection_bias = vector(prefix + names.selection_bias, E);
+            parameter(p.selection_bias).update = Update::balance;
+            parameter(p.selection_bias).router = routers_++;
+        }
+        if (of.n_ff_shared > 0) shared_expert(p, of, prefix, residual_std);
+        ++unit;
+        const std::string fused = prefix + std::string(names.expert);
+        Linear up{.name = fused + "gate_up_proj",
+                  .out = E * 2 * of.n_ff,
+                  .in = C,
+                  .split = TensorSplit{0, std::vector<int64_t>(static_cast<size_t>(2 * E), of.n_ff)},
+                  .init_std = init_std(),
+                  .experts = E};
+        Linear down{.name = fused + "down_proj",
+                    .out = E * C,
+                    .in = of.n_ff,
+                    .split = TensorSplit{1, {of.n_ff}},
+                    .init_std = residual_std,
+                    .experts = E};
+        for (int64_t e = 0; e < E; ++e) {
+            const std::string expert = concat(prefix, names.expert, e, ".");
+            for (const char* part : {names.gate, names.up}) up.parts.push_back(expert + part);
+            down.parts.push_back(expert + names.down);
+        }
+        std::tie(p.up_w, p.up_b) = linear(up, of.biases);
+        std::tie(p.down_w, p.down_b) = linear(down, of.biases);
+    }
+
+    void shared_expert(BlockParameters& p, const ExpertSpec& of, const std::string& prefix,
+                       float residual_std) {
+        const ExpertNames& names = names_.experts;
+        const std::string expert = prefix + names.shared;
+        const int64_t C = spec_.n_embd, F = of.n_ff_shared;
+        p.shared_up_w = linear({.name = expert + "gate_up_proj",
+                                .out = 2 * F,
+                                .in = C,
+                                .split = TensorSplit{0, {F, F}},
+                                .init_std = init_std(),
+                                .parts = {expert + names.gate, expert + names.up}},
+                               false)
+                            .first;
+        p.shared_down_w = linear({.name = expert + names.down,
+                                  .out = C,
+                                  .in = F,
+                                  .split = TensorSplit{1, {F}},
+                                  .init_std = residual_std},
+                                 false)
+                              .first;
+        if (!of.shared_gate) return;
+        p.shared_gate_w = linear({.name = prefix + names.shared_gate,
+                                  .out = 1,
+                                  .in = C,
+                                  .init_std = init_std(),
+                                  .is_matrix = false},
+                                 false)
+                              .first;
+        parameter(p.shared_gate_w).adds_over_tensor = true;
+    }
+
+    Parameter& parameter(int i) { return registry.parameters[static_cast<size_t>(i)]; }
+
     /// adds_over_tensor: see Parameter.
     int bias(const Linear& layer, bool adds_over_tensor) {
         Parameter b;
@@ -150,16 +252,20 @@ class Builder {
                                             bool transposed) {
         if (layer.parts.empty())
             return {{.name = layer.name + suffix, .rows = layer.out, .transposed = transposed}};
+        // Of the outputs: sections, or experts that are alike.
+        const bool by_section = layer.split->axis == 0;
+        const int64_t alike = layer.out / static_cast<int64_t>(layer.parts.size());
         std::vector<StoredTensor> parts;
         for (size_t i = 0; i < layer.parts.size(); ++i)
             parts.push_back({.name = layer.parts[i] + suffix,
-                             .rows = layer.split->sections[i],
+                             .rows = by_section ? layer.split->sections[i] : alike,
                              .transposed = transposed});
         return parts;
     }
 
     const DecoderSpec& spec_;
     const RegistryNames& names_;
+    int routers_ = 0;
 };
 
 }  // namespace
@@ -243,7 +349,8 @@ Registry stage_of(const Registry& whole, int first, int last) {
     assert(whole.first_layer == 0 && 0 <= first && first < last &&
            last <= static_cast<int>(whole.blocks.size()));
     const bool begins = first == 0, ends = last == static_cast<int>(whole.blocks.size());
-    const int first_unit = begins ? 0 : 1 + first, last_unit = ends ? 1 + last : last;
+    const int first_unit = begins ? 0 : whole.unit_of_block(first),
+              last_unit = ends ? whole.last_unit() : whole.unit_of_experts(last - 1);
     Registry stage;
     stage.first_layer = first;
     std::vector<int> place(whole.parameters.size(), -1);

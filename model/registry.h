@@ -8,25 +8,34 @@
 
 namespace train_gpt {
 
-/// Indices of a block's parameters in the registry; −1: the block has no such parameter.
+/// Indices of a block's parameters in the registry; −1: the block has no such parameter. In a
+/// mixture, `up` [E·2F, C] and `down` [E·C, F] are the experts', one after the other, with a unit of
+/// their own.
 struct BlockParameters {
     int norm1_w = -1, norm1_b = -1, qkv_w = -1, qkv_b = -1, out_w = -1, out_b = -1;
-    int q_norm_w = -1, k_norm_w = -1;  // [D]
+    int q_norm_w = -1, k_norm_w = -1;  // [D], or the width of q and of k
+    int sinks = -1;                    // [H]
     int norm2_w = -1, norm2_b = -1, up_w = -1, up_b = -1, down_w = -1, down_b = -1;
+    int router_w = -1, router_b = -1, selection_bias = -1;  // [E, C], [E], [E]
+    int shared_up_w = -1, shared_down_w = -1, shared_gate_w = -1;  // [2F, C], [C, F], [1, C]
 };
 /// All of them.
 inline constexpr std::array block_parameters = {
     &BlockParameters::norm1_w,  &BlockParameters::norm1_b,  &BlockParameters::qkv_w,
     &BlockParameters::qkv_b,    &BlockParameters::out_w,    &BlockParameters::out_b,
-    &BlockParameters::q_norm_w, &BlockParameters::k_norm_w, &BlockParameters::norm2_w,
-    &BlockParameters::norm2_b,  &BlockParameters::up_w,     &BlockParameters::up_b,
-    &BlockParameters::down_w,   &BlockParameters::down_b};
+    &BlockParameters::q_norm_w, &BlockParameters::k_norm_w, &BlockParameters::sinks,
+    &BlockParameters::norm2_w,  &BlockParameters::norm2_b,  &BlockParameters::up_w,
+    &BlockParameters::up_b,     &BlockParameters::down_w,   &BlockParameters::down_b,
+    &BlockParameters::router_w, &BlockParameters::router_b, &BlockParameters::selection_bias,
+    &BlockParameters::shared_up_w, &BlockParameters::shared_down_w,
+    &BlockParameters::shared_gate_w};
 static_assert(sizeof(BlockParameters) == block_parameters.size() * sizeof(int),
               "block_parameters lists every member");
 
 /// The parameters of layers first_layer … and, at the ends of the model, of the embedding, the
 /// final norm and the head. Units are numbered in the order of the forward pass: the embedding (if
-/// the model begins here), the blocks, the final norm (if it ends here) with a head of its own.
+/// the model begins here), the blocks, of each its experts after the rest, the final norm (if it
+/// ends here) with a head of its own.
 struct Registry {
     std::vector<Parameter> parameters;
     int first_layer = 0;
@@ -39,9 +48,24 @@ struct Registry {
     bool ends_model() const { return head >= 0 && final_norm_w >= 0; }
     int unit_of(int parameter) const { return parameters[static_cast<size_t>(parameter)].unit; }
     int unit_of_block(int i) const { return unit_of(blocks[static_cast<size_t>(i)].norm1_w); }
+    /// The unit of a block's experts; of other blocks unit_of_block().
+    int unit_of_experts(int i) const { return unit_of(blocks[static_cast<size_t>(i)].down_w); }
     int first_unit() const { return begins_model() ? unit_of(tokens) : unit_of_block(0); }
-    int last_unit() const { return unit_of(ends_model() ? final_norm_w : blocks.back().norm1_w); }
+    int last_unit() const { return unit_of(ends_model() ? final_norm_w : blocks.back().down_w); }
     int64_t numel() const;  // logical
+};
+
+/// What a family calls the tensors of a mixture, after the block's prefix.
+struct ExpertNames {
+    const char* router = "mlp.gate";
+    const char* selection_bias = "mlp.gate.e_score_correction_bias";
+    /// Followed by an expert's number, a dot and a part; or empty: `fused`.
+    const char* expert = "mlp.experts.";
+    const char *gate = "gate_proj", *up = "up_proj", *down = "down_proj";
+    /// The experts of a layer in one tensor: [E, C, 2F] with gate and up interleaved, [E, F, C].
+    bool fused = false;
+    const char* shared = "mlp.shared_expert.";
+    const char* shared_gate = "mlp.shared_expert_gate";
 };
 
 /// A family's names of what it has one of, or one of in each block, and its initial values.
@@ -54,6 +78,8 @@ struct RegistryNames {
     const char *out, *norm2, *up;
     std::array<const char*, 2> gate_up_parts = {};  // of SwiGLU, which files hold apart
     const char* down;
+    const char* sinks = "self_attn.sinks";
+    ExpertNames experts = {};
     bool transposed = false;    // files hold linear weights as [in, out]
     float positions_scale = 1;  // standard deviation of learned positions beside other weights'
 };

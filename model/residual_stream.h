@@ -80,6 +80,19 @@ class ResidualStream {
     };
     /// Computes out, or among several ranks begins its sum and returns what is to be added.
     Addends add(Stream& stream, const Product& product) const;
+    /// The same for other work than a product: sum(out, residual) writes residual + its result;
+    /// among several ranks a partial sum, without a residual.
+    template <class F>
+    Addends add_sum(Stream& stream, Tensor out, Tensor residual, const F& sum) const {
+        if (!is_split()) {
+            sum(out, residual);
+            return {};
+        }
+        sum(products_, Tensor{});
+        for (int chunk = 0; chunk < tensor_.chunks(); ++chunk)
+            tensor_.add_up(stream, sums_, products_, chunk);
+        return {.sum = sums_, .residual = residual};
+    }
     /// out = the sum of the addends.
     void settle(Stream& stream, const Addends& addends, Tensor out) const;
 

@@ -15,7 +15,7 @@ struct ModelPass {
     const DecoderSpec& spec;  // of this rank's part
     int first = 0, last = 0;
     DType dtype = DType::fp32;
-    int64_t rows = 0;                                   // tokens
+    int64_t rows = 0, sequences = 1;                    // tokens, and sequences that they are of
     std::function<size_t(const LayerSpec&)> attention;  // what attention itself needs in a layer
     int64_t vocab_rows = 0;                             // of the embedding and the head, in memory
     bool has_embedding = true;

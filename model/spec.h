@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "kernels/experts/route.h"
 #include "kernels/norm.h"
 #include "kernels/rope_table.h"
+#include "kernels/swiglu.h"
 
 namespace train_gpt {
 
@@ -18,9 +20,14 @@ struct SharedSize;
 /// or down(max(up(x), 0)²).
 enum class Mlp : uint8_t { gelu, swiglu, relu2 };
 
-/// Which linear layers have biases: none; the one that computes q, k and v; or all, and LayerNorms
-/// too. Files state this once for a model, so it is the same in all layers.
-enum class Biases : uint8_t { none, qkv, all };
+/// Which linear layers have biases: none; the one that computes q, k and v; that one and the one
+/// after attention; or all, and LayerNorms too. Files state this once for a model, so it is the
+/// same in all layers. Experts say by themselves whether they have biases.
+enum class Biases : uint8_t { none, qkv, attention, all };
+
+/// What q and k are normalised over before they are rotated, by an RMSNorm: nothing, each head, or
+/// all heads together (OLMo).
+enum class QkNormKind : uint8_t { off, head, width };
 
 /// How tokens know their places: by a learned vector added to the token embedding, or by rotation
 /// of queries and keys.
@@ -29,15 +36,38 @@ enum class Positions : uint8_t { learned, rope };
 /// Rows of vocabularies in memory, on each rank, are a multiple of this.
 constexpr int64_t vocab_multiple = 128;
 
+/// A mixture of experts in place of an MLP: each token goes to n_expert_per_token of n_expert
+/// SwiGLU MLPs, and the layer adds what they give, weighted by the router (kernels/experts/route.h).
+struct ExpertSpec {
+    int n_expert = 0, n_expert_per_token = 0;  // 0: an MLP
+    int n_ff = 0;                              // hidden values of each expert
+    /// Hidden values of an MLP that all tokens pass besides; 0: none. shared_gate: its output is
+    /// multiplied by σ(w·x).
+    int n_ff_shared = 0;
+    bool shared_gate = false;
+    RouterRule rule = {};
+    bool router_bias = false;     // added to the logits
+    bool selection_bias = false;  // added to the scores for the choice alone
+    bool biases = false;          // of the experts' linear layers
+
+    explicit operator bool() const { return n_expert > 0; }
+    bool operator==(const ExpertSpec&) const = default;
+};
+
 /// What one layer is made of: attention's query heads share n_kv_head key/value heads in groups of
-/// equal size; the feed-forward part has n_ff hidden values.
+/// equal size; the feed-forward part has n_ff hidden values, or is a mixture of experts.
 struct LayerSpec {
     int n_embd = 0, n_head = 0, n_kv_head = 0, head_size = 0;
     bool is_rotary = false;
-    bool qk_norm = false;  // an RMSNorm of each head of q and k before they are rotated
+    QkNormKind qk_norm = QkNormKind::off;
+    int whole_n_head = 0, whole_n_kv_head = 0;  // of all tensor-parallel ranks
     double attention_softcap = 0;
+    int window = 0;      // a token sees itself and the window − 1 tokens before; 0: all before
+    bool sinks = false;  // each head's softmax has one more term (kernels/attention/attention.h)
     Mlp mlp = Mlp::gelu;
+    std::optional<ClampedSwiglu> clamped = {};  // SwiGLU's form in gpt-oss
     int n_ff = 0;
+    ExpertSpec experts = {};
     double norm_epsilon = 1e-5;
 
     /// Widths of attention's output, and of its packed input: q, k and v of a token.
@@ -48,15 +78,14 @@ struct LayerSpec {
     int up_width() const { return is_gated() ? 2 * n_ff : n_ff; }
     bool is_gated() const { return mlp == Mlp::swiglu; }
     /// Parameters in matrix products that a token passes through.
-    double matrix_parameters() const {
-        const double C = n_embd;
-        return C * qkv_width() + attention_width() * C + C * up_width() + C * n_ff;
-    }
-    /// Training FLOPs per token: 6 for each of these parameters, and 6·H·D·T, where causal
-    /// attention counts half.
-    double flops_per_token(int T) const {
-        return 6 * matrix_parameters() + 6.0 * attention_width() * T;
-    }
+    double matrix_parameters() const;
+    /// Parameters that a token does not pass through: of the experts that it does not go to.
+    int64_t idle_parameters() const;
+    /// How many of T keys a query sees on average: half of them, or fewer in a window.
+    double seen_keys(int T) const;
+    /// Training FLOPs per token: 6 for each of these matrix_parameters(), and 12·H·D for each key
+    /// that a query sees.
+    double flops_per_token(int T) const;
 };
 
 /// A pre-norm decoder with causal attention. Its query heads share n_kv_head key/value heads in
@@ -69,11 +98,23 @@ struct DecoderSpec {
     double norm_epsilon = 1e-5;
     Mlp mlp = Mlp::gelu;
     Biases biases = Biases::all;
-    bool qk_norm = false;   // an RMSNorm of each head of q and k before they are rotated
+    QkNormKind qk_norm = QkNormKind::off;
     bool tied_head = true;  // the output head is the token embedding
     // Attention's scores and the head's logits stay between −c and c (kernels/softcap_math.h); 0:
     // they are not capped.
     double attention_softcap = 0, head_softcap = 0;
+    /// The window of the layers that `window_pattern` calls short: it is repeated over the layers,
+    /// one letter a layer, S or L (long: no window). 0: no layer has a window.
+    int window = 0;
+    std::string window_pattern = "S";
+    bool sinks = false;
+    std::optional<ClampedSwiglu> clamped = {};  // SwiGLU's form in gpt-oss
+    /// Which layers have experts: layers l with (l + 1) % experts_every == 0 that are not among
+    /// dense_layers.
+    ExpertSpec experts = {};
+    int experts_every = 1;
+    std::vector<int> dense_layers = {};
+    int whole_n_head = 0, whole_n_kv_head = 0;  // of all tensor-parallel ranks; 0: n_head, n_kv_head
     Positions positions = Positions::learned;
     RopeFrequencies rope = {};  // D is the head size
     // The standard deviation of initial weights, and whether it is scaled by 1/√(2·n_layer) for the
@@ -82,8 +123,13 @@ struct DecoderSpec {
     bool init_residual_scaling = true;
     bool init_zero_projections = false;  // these projections are 0 at first
 
-    /// What layer i is made of. All layers of today's families are alike.
+    /// What layer i is made of.
     LayerSpec layer(int i) const;
+    bool has_experts(int i) const;
+    int64_t idle_parameters() const;  // LayerSpec::idle_parameters() of all layers
+    bool has_window(int i) const {
+        return window > 0 && window_pattern[static_cast<size_t>(i) % window_pattern.size()] == 'S';
+    }
     bool is_rotary() const { return positions == Positions::rope; }
     /// Rows of the embedding in memory: a multiple of 128, for the matrix products. The loss
     /// ignores the padding. (Tensor-parallel ranks hold equal parts, each such a multiple.)
@@ -91,7 +137,7 @@ struct DecoderSpec {
         return (vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
     }
     /// Training FLOPs per token: 6·N + 6·Σ H·D·T over the layers, where N is the number of
-    /// parameters in matrix products and causal attention counts half.
+    /// parameters in matrix products that a token passes through, and causal attention counts half.
     double flops_per_token(int T) const;
 
     bool operator==(const DecoderSpec&) const = default;

@@ -56,6 +56,10 @@ Stage::Stage(const DecoderSpec& spec, const Registry& registry, const StageOptio
     take_activations(arena);
     if (registry_.ends_model()) take_head(arena);
     if (is_training()) take_gradients(arena);
+    if (context_.is_split() && spec.experts && is_training())
+        counts_of_ranks_ = arena.tensor(
+            DType::int32, {int64_t{context_.size()} * options.B, spec.experts.n_expert},
+            Purpose::buffers);
 }
 
 void Stage::take_head(Arena& arena) {
@@ -94,8 +98,10 @@ void Stage::take_activations(Arena& arena) {
         tensor_.options().keep_gathered || (level == Recompute::block && !apart);
     const Activations widest =
         widest_activations(part_, registry_.first_layer, registry_.first_layer + layers(), dtype);
-    const auto width_of = [&](Tensor BlockActivations::*member) {
-        return std::ranges::find(widest, member, &Activation::member)->width;
+    // Elements of each token, or sequence, in the memory that blocks share
+    const auto most_of = [&](Tensor BlockActivations::*member) {
+        const Activation& most = *std::ranges::find(widest, member, &Activation::member);
+        return most.each * most.width;
     };
     BlockActivations shared;
     for (Slot& slot : slots_) {
@@ -105,23 +111,23 @@ void Stage::take_activations(Arena& arena) {
             block.x = !training && l >= 2 ? slot.blocks[l - 2].x : take(dtype, held, C);
             for (Activation a : block_activations(layer(static_cast<int>(l)), dtype)) {
                 if (a.in_training_only && !training) continue;
-                const int64_t most = width_of(a.member);
+                const int64_t most = most_of(a.member);
                 if (a.rows && tensor_.is_split()) {
                     if (gathers_once) {
                         a.dropped = Recompute::block;
                     } else {
                         block.*a.member = residual_.gathered_norm();
                         a.member = a.rows;
-                        a.of_ranks_rows = true;
+                        a.rows_of = RowsOf::ranks_tokens;
                     }
                 }
-                const int64_t rows = a.of_ranks_rows ? held : M;
-                if (!is_shared(a, level, apart)) {
+                const int64_t rows = a.rows_with(M, held, options_.B);
+                if (training && !is_shared(a, level, apart)) {
                     block.*a.member = take(a.dtype, rows, a.width);
                     continue;
                 }
                 Tensor& memory = shared.*a.member;
-                if (!memory) memory = take(a.dtype, rows, most);
+                if (memory.rank == 0) memory = take(a.dtype, rows / a.each, most);
                 block.*a.member = Tensor(memory.data, a.dtype, {rows, a.width});
             }
         }
@@ -145,17 +151,30 @@ void Stage::take_gradients(Arena& arena) {
     };
     // The widest of what all blocks share
     int64_t beside_dy = 0, wide_width = 0;
+    PartGradients own;
     for (int l = 0; l < layers(); ++l)
         for (const PartGradient& of : block_gradients(layer(l))) {
-            if (lasts(of) || of.shares == Shares::preact) continue;
+            if (lasts(of) || of.shares == Shares::activation) continue;
+            if (of.shares == Shares::own) {
+                const auto known = std::ranges::find(own, of.member, &PartGradient::member);
+                if (known == own.end())
+                    own.push_back(of);
+                else
+                    known->width = std::max(known->width, of.width);
+                continue;
+            }
             int64_t& widest = of.shares == Shares::dy ? beside_dy : wide_width;
-            widest = std::max(widest, of.width);
+            widest = std::max(widest, of.each * of.width);
         }
     dres_ = take(held, C);
     const Tensor narrow =
         arena.tensor(dtype, {std::max(held * C, M * beside_dy)}, Purpose::buffers);
     dy_ = Tensor(narrow.data, dtype, {held, C});
     const Tensor wide = wide_width > 0 ? take(M, wide_width) : Tensor{};
+    BlockGradients owned;
+    for (const PartGradient& of : own)
+        owned.*of.member =
+            arena.tensor(of.dtype.value_or(dtype), {M, of.width}, Purpose::buffers);
     for (Slot& slot : slots_) {
         for (int l = 0; l < layers(); ++l) {
             const size_t i = static_cast<size_t>(l);
@@ -164,9 +183,12 @@ void Stage::take_gradients(Arena& arena) {
             for (const PartGradient& of : block_gradients(layer(l))) {
                 const Tensor& shared = of.shares == Shares::dy     ? narrow
                                        : of.shares == Shares::wide ? wide
-                                                                   : slot.blocks[i].preact;
-                g.*of.member =
-                    lasts(of) ? take(M, of.width) : Tensor(shared.data, dtype, {M, of.width});
+                                       : of.shares == Shares::own  ? owned.*of.member
+                                                                   : slot.blocks[i].*of.activation;
+                const int64_t rows = of.each * M;
+                g.*of.member = lasts(of) ? take(rows, of.width)
+                                         : Tensor(shared.data, of.dtype.value_or(dtype),
+                                                  {rows, of.width});
             }
             if (!apart) continue;
             g.dout = take(held, C), g.dmid = take(held, C);
@@ -195,6 +217,7 @@ size_t Stage::scratch_bytes(const Stream& stream) const {
                                      .last = registry_.first_layer + layers(),
                                      .dtype = parameters_.dtype(),
                                      .rows = tokens(),
+                                     .sequences = options_.B,
                                      .attention = attention,
                                      .vocab_rows = padded_vocabulary(),
                                      .has_embedding = registry_.begins_model(),
@@ -223,7 +246,33 @@ Block Stage::block(Stream& stream, const UnitLease& weights, const Slot& slot, i
             .rope = rope,
             .attention = attention_shape(of, batch),
             .input = {},
-            .context = context_attention_ ? &*context_attention_ : nullptr};
+            .context = context_attention_ ? &*context_attention_ : nullptr,
+            .experts = experts_of(l),
+            .routing = routing_of(l)};
+}
+
+ExpertUnit Stage::experts_of(int l) {
+    const int unit = registry_.unit_of_experts(l), others = registry_.unit_of_block(l),
+              last = registry_.first_unit();
+    if (unit == others) return {};
+    return {.lease = [this, unit](Stream& s) { return parameters_.weights.acquire(s, unit); },
+            .released =
+                [this, others, last](Stream& s) {
+                    if (others > last) parameters_.weights.prefetch(s, others - 1, last);
+                },
+            .ready = [this, unit](Stream& s) { parameters_.gradients.ready(s, unit); }};
+}
+
+Routing Stage::routing_of(int l) const {
+    const int layer = registry_.first_layer + l;
+    if (!is_training() || !options_.routers || !spec_.has_experts(layer)) return {};
+    int router = 0;
+    for (int i = 0; i < layer; ++i) router += spec_.has_experts(i);
+    return {.counts = options_.routers,
+            .router = router,
+            .losses = options_.router_losses,
+            .context = &context_,
+            .counts_of_ranks = counts_of_ranks_};
 }
 
 void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Tensor in,
@@ -365,9 +414,12 @@ void Stage::backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch,
         const int unit = registry_.unit_of_block(l), last = registry_.first_unit();
         {
             // Gradients of weights are computed from activations and gradients only.
+            const bool inputs = part != Backward::weights;
+            const int experts = registry_.unit_of_experts(l);
+            if (inputs && experts != unit) parameters_.weights.prefetch(stream, experts, last);
             const UnitLease weights =
-                part == Backward::weights ? UnitLease() : parameters_.weights.acquire(stream, unit);
-            if (part != Backward::weights && unit > last)
+                inputs ? parameters_.weights.acquire(stream, unit) : UnitLease();
+            if (inputs && experts == unit && unit > last)
                 parameters_.weights.prefetch(stream, unit - 1, last);
             block_backward(stream, parameters_.gradients, block(stream, weights, slot, l, batch),
                            slot.gradients[static_cast<size_t>(l)], options_.recompute, part);

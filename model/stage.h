@@ -31,6 +31,9 @@ struct StageOptions {
     /// what the second one reads: the inputs of the linear layers and the gradients of their
     /// outputs.
     bool backward_apart = false;
+    /// In training of a model with experts, where its routers count; and their losses.
+    RouterCounts* routers = nullptr;
+    RouterLosses router_losses = {};
     /// The ranks that share the stage's products; null: this one alone.
     TensorGroup* tensor = nullptr;
     /// The ranks that share its sequences; null: this one alone.
@@ -116,6 +119,8 @@ class Stage {
     LayerSpec layer(int l) const { return part_.layer(registry_.first_layer + l); }
     bool is_training() const { return options_.use == ParameterStore::Use::training; }
     AttentionShape attention_shape(const LayerSpec& layer, const TokenBatch& batch) const;
+    ExpertUnit experts_of(int l);
+    Routing routing_of(int l) const;
     Block block(Stream& stream, const UnitLease& weights, const Slot& slot, int l,
                 const TokenBatch& batch);
     void take_activations(Arena& arena);
@@ -148,6 +153,7 @@ class Stage {
     RotaryTable rotary_;
     ResidualStream residual_;
     std::optional<ContextAttention> context_attention_;
+    Tensor counts_of_ranks_;  // of experts, among context-parallel ranks
     Tensor logits_, losses_;  // [chunk, Vp], [M]
     Tensor dres_, dy_;        // [M, C]: gradients of the residual stream, and temporary ones
     // Among tensor-parallel ranks: statistics of the head's rows [chunk, 3], this rank's and all

@@ -35,6 +35,8 @@ std::vector<StepCollective> all_collectives(const Mesh& mesh,
     for (const int64_t count : {int64_t{1}, sizes.sums.fp64})
         add({{Kind::all_gather, &mesh.everyone(), DType::fp64, count}});
     add({{Kind::all_reduce, &mesh.everyone(), DType::int64, sizes.sums.int64},
+         {Kind::all_reduce, &mesh.everyone(), DType::int32, sizes.sums.int32},
+         {Kind::all_reduce, &mesh.everyone(), DType::fp32, sizes.sums.fp32},
          {Kind::all_reduce, &mesh.everyone(), DType::fp32, sizes.grids}});
     return all;
 }

@@ -28,10 +28,12 @@ struct StepCollective {
     auto operator<=>(const StepCollective&) const = default;
 };
 
-/// Numbers over which all ranks of a run agree in a step: losses and norms.
+/// Numbers over which all ranks of a run agree in a step: losses, norms, and counts of routers.
 struct StepNumbers {
     int64_t fp64 = 0;   // that each rank gathers from all
     int64_t int64 = 0;  // that the ranks add up, with exact sums (Grids::sums())
+    int64_t int32 = 0;  // that the ranks add up, with experts (RouterCounts)
+    int64_t fp32 = 0;   // whose maxima they find: selection biases
 };
 
 /// What the sizes of a step's collectives follow from, beside the parameters.
@@ -45,6 +47,8 @@ struct StepSizes {
     std::vector<int64_t> head_rows = {};  // of which the head computes the logits at a time
     int64_t width = 0;                    // n_embd
     std::vector<int64_t> kv_widths = {};  // of keys or values, in layers of a tensor-parallel rank
+    /// The counts of experts in a micro-batch that the ranks of the context axis gather in a layer.
+    std::vector<int64_t> expert_counts = {};
     int64_t vocabulary = 0;               // rows of the head with padding, on all ranks together
     int tensor_chunks = 1;                // TensorOptions::chunks
 };

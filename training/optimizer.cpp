@@ -47,7 +47,8 @@ OptimizerStep optimizer_step(const Config& config, int64_t step, double rate) {
                      .weight_decay = static_cast<float>(o.weight_decay),
                      .nesterov = o.nesterov,
                      .dtype = o.muon_dtype,
-                     .cautious_decay = o.cautious_decay}};
+                     .cautious_decay = o.cautious_decay},
+            .balance_rate = static_cast<float>(balance_rate(config))};
 }
 
 Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions options)
@@ -55,6 +56,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions 
       device_(arena.device()),
       norm_segments_(parameters.layout().buckets().size()),
       adamw_segments_(parameters.layout().buckets().size()),
+      balance_segments_(parameters.layout().buckets().size()),
       names_(std::move(options.names)),
       by_id_(!names_.empty()),
       grids_(parameters.grids()),
@@ -102,7 +104,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions 
     set_spike_history({});
     const StepState fresh;
     copy_now(device_, state_, &fresh, sizeof fresh);
-    make_segments();
+    make_segments(options.routers);
     parameters_.gradients.when_summed([this](Stream& stream, size_t bucket) {
         if (grids_)
             grids_->add_squares(stream, bucket);
@@ -116,7 +118,7 @@ size_t Optimizer::place_of(int parameter) const {
     return by_id_ ? parameters_.parameters()[i].id : i;
 }
 
-void Optimizer::make_segments() {
+void Optimizer::make_segments(const RouterCounts* routers) {
     double* next = partials_;
     for (const ParameterStore::Piece& piece : parameters_.pieces()) {
         const auto bucket = static_cast<size_t>(piece.bucket);
@@ -127,6 +129,18 @@ void Optimizer::make_segments() {
             next += blocks_of(piece);
         }
         if (parameters_.is_matrix(piece.parameter)) continue;
+        const Parameter& p = parameters_.parameters()[static_cast<size_t>(piece.parameter)];
+        if (p.update == Update::balance) {
+            if (!routers) continue;
+            balance_segments_[bucket].push_back(
+                {.weights = piece.weights,
+                 .master = piece.master,
+                 .first = piece.range.first,
+                 .n = n,
+                 .chosen = routers->chosen(p.router).as<int32_t>(),
+                 .E = p.numel()});
+            continue;
+        }
         adamw_segments_[bucket].push_back(
             {.weights = piece.weights,
              .master = piece.master,
@@ -134,7 +148,7 @@ void Optimizer::make_segments() {
              .v = piece.floats(adamw_v),
              .gradient = piece.gradient,
              .n = n,
-             .decay = parameters_.parameters()[static_cast<size_t>(piece.parameter)].decay});
+             .decay = p.decay});
         if (!grids_) continue;
         AdamWSegment& segment = adamw_segments_[bucket].back();
         segment.sums = reinterpret_cast<const int32_t*>(piece.gradient);
@@ -161,6 +175,7 @@ void Optimizer::update(Stream& stream, OptimizerStep args, float scale, float cl
             const TraceSpan span(TraceTrack::device, stream, "update bucket", static_cast<int>(b));
             adamw(stream, adamw_segments_[b], args.adamw);
             if (muon_) muon_->update(stream, b, args.muon);
+            balance_biases(stream, balance_segments_[b], args.balance_rate, state_);
         }
         parameters_.weights.gather(stream, static_cast<int>(b));
     }

@@ -8,6 +8,7 @@
 
 #include "kernels/adamw.h"
 #include "kernels/spikes.h"
+#include "model/router_counts.h"
 #include "parallel/state/parameters.h"
 #include "training/config/config.h"
 #include "training/muon.h"
@@ -29,12 +30,15 @@ struct OptimizerOptions {
     /// With exact sums: of so many gradients is each sum of a step (contributions_of_step()).
     int64_t contributions = 1;
     std::optional<MuonOptions> muon = {};  // set if the store has whole matrices
+    /// From whose counts selection biases are updated; null if there are none.
+    const RouterCounts* routers = nullptr;
 };
 
 /// The constants of a step.
 struct OptimizerStep {
     AdamWStep adamw = {};
     MuonStep muon = {};
+    float balance_rate = 0;  // of selection biases
 };
 
 /// Nothing if the optimizer is AdamW alone.
@@ -98,7 +102,7 @@ class Optimizer {
     std::string bad_parameter(const StepState& state) const;
 
   private:
-    void make_segments();
+    void make_segments(const RouterCounts* routers);
     /// The norm, from sums of squares in fp32 or in integers.
     void find_norm(Stream& stream, float scale, float clip);
     void find_exact_norm(Stream& stream, float scale, float clip);
@@ -110,6 +114,7 @@ class Optimizer {
     // For each bucket.
     std::vector<std::vector<NormSegment>> norm_segments_;
     std::vector<std::vector<AdamWSegment>> adamw_segments_;
+    std::vector<std::vector<BalanceSegment>> balance_segments_;
     std::vector<std::string> names_;
     bool by_id_;    // names_ has all tensors of the model, and the store has a part of them
     Grids* grids_;  // null unless sums are exact

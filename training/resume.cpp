@@ -14,6 +14,7 @@
 #include "training/files/decay_start.h"
 #include "training/files/grids_file.h"
 #include "training/files/model_folder.h"
+#include "training/files/routers_file.h"
 #include "training/files/spikes_file.h"
 #include "training/schedule.h"
 
@@ -234,6 +235,8 @@ std::optional<RunPosition> resume(const Config& config, const RunData& data, Tra
     together(world, [&] {
         load_training_state(checkpoint, trainer.parameters, pulse);
         trainer.optimizer.set_spike_history(read_spikes(checkpoint));
+        const size_t counts = trainer.routers.last_counts().size();
+        if (counts > 0) trainer.routers.set_last_counts(read_routers(checkpoint, counts));
         if (Grids* grids = trainer.parameters.grids())
             read_grids(checkpoint, trainer.stream, *grids);
         return "";

@@ -159,7 +159,7 @@ void Run::settle_until(int64_t may_remain) {
         const int64_t number = step_ - in_flight_ + 1;
         const StepOutcome outcome = [&] {
             const TraceSpan span(TraceTrack::host, "wait for step", static_cast<int>(number));
-            return trainer.outcomes.pop();
+            return trainer.outcome();
         }();
         --in_flight_;
         if (outcome.state.overflow && !outcome.state.stop) return go_back_before(number);
@@ -186,7 +186,7 @@ void Run::go_back_before(int64_t step) {
     Trainer& trainer = start_.trainer;
     trainer.clock.pop();
     for (; in_flight_ > 0; --in_flight_) {
-        trainer.outcomes.pop();
+        trainer.outcome();
         trainer.clock.pop();
     }
     trainer.optimizer.clear_overflow();

@@ -47,7 +47,8 @@ std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step
         save_checkpoint(run_dir,
                         {step, config, start_.data.spec(), start_.trainer.parameters,
                          start_.data.tokenizer(), start_.choices, start_.schedule.position(step),
-                         start_.tokens, start_.trainer.optimizer.spike_history(), same_bits},
+                         start_.tokens, start_.trainer.optimizer.spike_history(),
+                         start_.trainer.routers.last_counts(), same_bits},
                         start_.mesh);
     } catch (const Error& error) {
         return concat("step ", step, " of ", start_.schedule.steps(),

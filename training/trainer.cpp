@@ -54,6 +54,8 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
       context(context_rank(shape.mesh, rank)),
       parameters(arena, registry.parameters, shape.dtype, ParameterStore::Use::training,
                  sharding_of(shape, rank), optimizer_slots(), registry_of(shape.spec).parameters),
+      routers(shape.spec, shape.config.micro_batches_per_step() * context.size(),
+              shape.mesh.world() == 1, arena),
       stages(make_stages(shape, rank, registry,
                          {.B = shape.config.batch.micro_batch,
                           .T = shape.config.sequence_length() / context.size(),
@@ -61,6 +63,8 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                           .use = ParameterStore::Use::training,
                           .document_mask = shape.config.data.document_mask,
                           .z_loss = static_cast<float>(shape.config.optimizer.z_loss),
+                          .routers = &routers,
+                          .router_losses = router_losses(shape.config),
                           .tensor = &tensor,
                           .context = &context},
                          parameters, arena)),
@@ -70,7 +74,8 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                  .skips_spikes = shape.config.optimizer.on_spike == OnSpike::skip,
                  .names = model.ranks() > 1 ? names_of_all(shape.spec) : std::vector<std::string>(),
                  .contributions = contributions_of_step(shape),
-                 .muon = muon_options(shape.config)}),
+                 .muon = muon_options(shape.config),
+                 .routers = &routers}),
       fingerprints(parameters, model.batch_shape(), arena, names_of_all(shape.spec),
                    shape.config.log.fingerprint_every > 0),
       feed(arena, model.batch_shape(), model.batches_in_use()),
@@ -117,6 +122,7 @@ void Trainer::connect(const Mesh& mesh) {
 
 void Trainer::begin_step(int micro_batches, int most) {
     optimizer.begin_step(stream);
+    routers.begin_step(stream);
     fingerprints.begin_step(stream);
     parameters.gradients.begin_step(micro_batches, most);
     actions_ = &model.actions(most);
@@ -180,14 +186,16 @@ void Trainer::update(const OptimizerStep& args, float scale, float clip) {
     const StepSubmission submission;
     const TraceSpan host(TraceTrack::host, "update"), span(TraceTrack::device, stream, "update");
     const StepClock::Interval interval(&clock, stream, StepPhase::optimizer);
+    routers.add_over_ranks(stream, parameters, tensor.rank() == 0);
     optimizer.update(stream, args, scale, clip);
+    routers.finish_step(stream, optimizer.state_on_device());
     if (counts_losses_)
         keep_at_spike(stream, optimizer.state_on_device(),
                       {.to = kept_losses_,
                        .stride = kept_micro_batches,
                        .from = losses_,
                        .n = micro_batches_with_losses()});
-    outcomes.push(stream, optimizer);
+    outcomes.push(stream, optimizer, routers);
 }
 
 std::vector<double> Trainer::losses_at_spike(int64_t spike) const {
@@ -248,24 +256,27 @@ void Trainer::warm_up() {
 }
 
 OutcomeQueue::OutcomeQueue(Arena& arena)
-    : outcomes_(
-          static_cast<StepOutcome*>(arena.take(capacity * sizeof(StepOutcome), Purpose::staging))) {
+    : outcomes_(static_cast<Numbers*>(arena.take(capacity * sizeof(Numbers), Purpose::staging))) {
     if (arena.is_counting()) return;
     for (Event& event : arrived_) event = Event(arena.device());
 }
 
-void OutcomeQueue::push(Stream& stream, const Optimizer& optimizer) {
+void OutcomeQueue::push(Stream& stream, const Optimizer& optimizer, RouterCounts& routers) {
     assert(pushed_ - popped_ < capacity);
-    StepOutcome& to = outcomes_[pushed_ % capacity];
+    const int place = static_cast<int>(pushed_ % capacity);
+    Numbers& to = outcomes_[place];
     copy(stream, &to.state, optimizer.state_on_device(), sizeof to.state);
     copy(stream, &to.sums, optimizer.sums(), optimizer.sums_bytes());
+    routers.copy_to_host(stream, place);
     arrived_[pushed_++ % capacity].record(stream);
 }
 
-StepOutcome OutcomeQueue::pop() {
+StepOutcome OutcomeQueue::pop(const RouterCounts& routers) {
     assert(popped_ < pushed_);
-    arrived_[popped_ % capacity].wait();
-    return outcomes_[popped_++ % capacity];
+    const int place = static_cast<int>(popped_ % capacity);
+    arrived_[place].wait();
+    ++popped_;
+    return {outcomes_[place].state, outcomes_[place].sums, routers.report(place)};
 }
 
 }  // namespace train_gpt

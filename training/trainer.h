@@ -10,6 +10,7 @@
 #include "model/generator.h"
 #include "model/pass_generator.h"
 #include "model/pipeline.h"
+#include "model/router_counts.h"
 #include "parallel/mesh.h"
 #include "parallel/step_clock.h"
 #include "training/batch_feed.h"
@@ -25,6 +26,7 @@ namespace train_gpt {
 struct StepOutcome {
     StepState state;
     StepSums sums;  // over all ranks
+    RouterReport routers;
 };
 
 /// Outcomes of steps on their way to the host, which may be a step ahead of the device.
@@ -32,14 +34,18 @@ class OutcomeQueue {
   public:
     explicit OutcomeQueue(Arena& arena);
     /// Enqueues the copy of a step's outcome. At most `capacity` outcomes may be in flight.
-    void push(Stream& stream, const Optimizer& optimizer);
+    void push(Stream& stream, const Optimizer& optimizer, RouterCounts& routers);
     /// Waits for the oldest outcome and returns it.
-    StepOutcome pop();
+    StepOutcome pop(const RouterCounts& routers);
 
     static constexpr int capacity = 2;
 
   private:
-    StepOutcome* outcomes_ = nullptr;  // [capacity] in host memory
+    struct Numbers {
+        StepState state;
+        StepSums sums;
+    };
+    Numbers* outcomes_ = nullptr;  // [capacity] in host memory
     Event arrived_[capacity];
     int64_t pushed_ = 0, popped_ = 0;
 };
@@ -85,6 +91,8 @@ struct Trainer {
     /// After one of the last two spikes, counted from 1: the losses of this rank's micro-batches in
     /// it; none on ranks without losses.
     std::vector<double> losses_at_spike(int64_t spike) const;
+    /// The outcome of the oldest step that has not been asked for. Waits for it.
+    StepOutcome outcome() { return outcomes.pop(routers); }
     /// The update after a step's micro-batches.
     void update(const OptimizerStep& args, float scale, float clip);
 
@@ -104,6 +112,7 @@ struct Trainer {
     TensorGroup tensor;
     ContextGroup context;
     ParameterStore parameters;
+    RouterCounts routers;
     std::vector<std::unique_ptr<Stage>> stages;
     Pipeline model;  // executes the stages
     Optimizer optimizer;

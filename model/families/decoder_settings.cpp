@@ -1,6 +1,10 @@
 #include "model/families/decoder_settings.h"
 
+#include <algorithm>
+#include <ranges>
+
 #include "base/error.h"
+#include "base/printable.h"
 #include "model/families/family.h"
 
 namespace train_gpt {
@@ -42,19 +46,52 @@ class Checks {
                                        std::pair("head_softcap", s.head_softcap)})
             if (!(cap == 0 || (cap >= 1e-3 && cap <= 1e3)))
                 refuse(key, " = ", cap, "; it must be 0 (no cap) or between 0.001 and 1000");
+        if (s.window > 0 && (s.window_pattern.empty() ||
+                             s.window_pattern.find_first_not_of("SL") != std::string::npos))
+            refuse("window_pattern = ", quoted(s.window_pattern),
+                   "; it must be letters S (layers with the window) and L (without)");
+        if (s.clamped && s.mlp != Mlp::swiglu)
+            refuse("clamped_swiglu, but another MLP; set mlp to swiglu");
+        if (s.experts) experts(s);
         if (!(s.init_std > 0 && s.init_std <= 1))
             refuse("init_std = ", s.init_std, "; it must be above 0 and at most 1");
         if (s.is_rotary())
             rotary(s);
         else if (s.rope.scaling != RopeScaling::none)
             refuse("rope_scaling, but learned positions; set positions to rope");
-        else if (s.qk_norm)
+        else if (s.qk_norm != QkNormKind::off)
             refuse(
                 "qk_norm, but learned positions; heads are normalised where they are rotated, so "
                 "set positions to rope");
     }
 
   private:
+    void experts(const DecoderSpec& s) const {
+        const ExpertSpec& e = s.experts;
+        between("n_expert", e.n_expert, 1, most_experts);
+        between("n_expert_per_token", e.n_expert_per_token, 1, most_experts_per_token);
+        if (e.n_expert_per_token > e.n_expert)
+            refuse("n_expert_per_token = ", e.n_expert_per_token, ", but n_expert = ", e.n_expert,
+                   "; a token cannot go to more experts than there are");
+        between("n_ff_expert", e.n_ff, 1, 1 << 22);
+        between("n_ff_shared", e.n_ff_shared, 0, 1 << 22);
+        if (e.shared_gate && e.n_ff_shared == 0)
+            refuse("shared_gate, but no shared expert; set n_ff_shared");
+        if (s.mlp != Mlp::swiglu)
+            refuse("experts of another kind than SwiGLU; set mlp to swiglu");
+        if (e.biases && s.biases == Biases::all)
+            refuse("LayerNorms with biases beside experts with biases; set bias to attention");
+        bool any = false;
+        for (int i = 0; i < s.n_layer; ++i) any |= s.has_experts(i);
+        if (!any)
+            refuse("n_expert = ", e.n_expert,
+                   ", but experts_every and dense_layers leave no layer for experts");
+        for (const int layer : s.dense_layers)
+            if (layer < 0 || layer >= s.n_layer)
+                refuse("layer ", layer, " among dense_layers, but n_layer = ", s.n_layer,
+                       "; layers are counted from 0");
+    }
+
     void rotary(const DecoderSpec& s) const {
         if (s.head_size % 2 != 0)
             refuse("heads of ", s.head_size,
@@ -91,6 +128,35 @@ class Checks {
     const std::string& where_;
 };
 
+/// What the settings say of experts; 0: as the family's.
+void set_experts(DecoderSpec& spec, const DecoderSettings& s) {
+    ExpertSpec& e = spec.experts;
+    const auto set = [](int& member, int64_t given) {
+        if (given > 0) member = static_cast<int>(given);
+    };
+    set(e.n_expert, s.n_expert);
+    if (e.n_expert == 0) {
+        e = {};
+        return;
+    }
+    set(e.n_expert_per_token, s.n_expert_per_token);
+    set(e.n_ff, s.n_ff_expert);
+    if (e.n_ff == 0) e.n_ff = spec.n_ff;
+    if (s.n_ff_shared) e.n_ff_shared = *s.n_ff_shared;
+    if (s.shared_gate) e.shared_gate = *s.shared_gate;
+    if (s.router) e.rule.score = *s.router;
+    if (s.router_normalise) e.rule.normalise = *s.router_normalise;
+    if (s.router_scale > 0) e.rule.scale = static_cast<float>(s.router_scale);
+    if (s.router_bias) e.router_bias = *s.router_bias;
+    if (s.expert_bias) e.biases = *s.expert_bias;
+    e.selection_bias = s.selection_bias;
+    spec.dense_layers = s.dense_layers;
+    spec.experts_every = s.experts_every;
+    const auto layers = std::views::iota(0, spec.n_layer);
+    if (s.n_ff == 0 && std::ranges::all_of(layers, [&](int i) { return spec.has_experts(i); }))
+        spec.n_ff = e.n_ff;  // of no layer
+}
+
 }  // namespace
 
 DecoderSpec Family::spec(const DecoderSettings& s, const std::string& where) const {
@@ -114,6 +180,12 @@ DecoderSpec Family::spec(const DecoderSettings& s, const std::string& where) con
     if (s.qk_norm) spec.qk_norm = *s.qk_norm;
     if (s.tied_head) spec.tied_head = *s.tied_head;
     if (s.positions) spec.positions = *s.positions;
+    if (s.window) spec.window = *s.window;
+    if (!s.window_pattern.empty()) spec.window_pattern = s.window_pattern;
+    if (s.sinks) spec.sinks = *s.sinks;
+    if (s.clamped_swiglu)
+        spec.clamped = *s.clamped_swiglu ? std::optional(ClampedSwiglu{}) : std::nullopt;
+    set_experts(spec, s);
     spec.attention_softcap = s.attention_softcap;
     spec.head_softcap = s.head_softcap;
     if (s.init_std != 0) spec.init_std = s.init_std;

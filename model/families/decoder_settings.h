@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "model/spec.h"
 
@@ -16,8 +18,23 @@ struct DecoderSettings {
     double norm_epsilon = 0;  // 0: the family's
     std::optional<Mlp> mlp = {};
     std::optional<Biases> biases = {};
-    std::optional<bool> qk_norm = {}, tied_head = {};
+    std::optional<QkNormKind> qk_norm = {};
+    std::optional<bool> tied_head = {};
     double attention_softcap = 0, head_softcap = 0;  // 0: none
+    std::optional<int> window = {};                  // 0: none
+    std::string window_pattern = {};                 // empty: the family's
+    std::optional<bool> sinks = {}, clamped_swiglu = {};
+    // A mixture of experts; 0: the family's, which is none for families of dense models
+    int64_t n_expert = 0, n_expert_per_token = 0, n_ff_expert = 0;
+    std::optional<int> n_ff_shared = {};
+    std::optional<bool> shared_gate = {};
+    std::optional<RouterScore> router = {};
+    std::optional<bool> router_normalise = {};
+    double router_scale = 0;
+    std::optional<bool> router_bias = {}, expert_bias = {};
+    bool selection_bias = false;
+    std::vector<int> dense_layers = {};
+    int experts_every = 1;
     std::optional<Positions> positions = {};
     double init_std = 0;  // 0: the family's
     bool init_residual_scaling = true;

@@ -5,17 +5,23 @@
 #include "base/error.h"
 #include "base/printable.h"
 #include "model/families/gpt2.h"
+#include "model/families/gpt_oss.h"
 #include "model/families/llama.h"
 #include "model/families/mistral.h"
+#include "model/families/mixtral.h"
+#include "model/families/olmoe.h"
 #include "model/families/other.h"
 #include "model/families/qwen2.h"
+#include "model/families/qwen2_moe.h"
 #include "model/families/qwen3.h"
+#include "model/families/qwen3_moe.h"
 
 namespace train_gpt {
 
 namespace {
 
-const Family* const families[] = {&gpt2, &llama, &qwen2, &qwen3, &mistral, &other};
+const Family* const families[] = {&gpt2,    &llama,     &qwen2,     &qwen3, &mistral,
+                                  &mixtral, &qwen2_moe, &qwen3_moe, &olmoe, &gpt_oss, &other};
 
 }  // namespace
 

@@ -20,12 +20,30 @@ void defaults(DecoderSpec& spec, const LlamaClass& of) {
     spec.tied_head = false;
     spec.positions = Positions::rope;
     spec.rope.theta = of.rope_theta;
+    spec.experts = of.experts;
+    if (of.experts.shared_gate) spec.experts.n_ff_shared = spec.n_ff;
+    if (!of.is_gpt_oss) return;
+    spec.window = 128, spec.window_pattern = "SL";
+    spec.sinks = true, spec.clamped = ClampedSwiglu{};
+}
+
+/// Whether experts differ from what the class in transformers computes in nothing but sizes.
+bool holds_experts(const DecoderSpec& s, const LlamaClass& of) {
+    const ExpertSpec &e = s.experts, &theirs = of.experts;
+    if (!e || !theirs) return !e && !theirs;
+    ExpertSpec same = e;
+    same.n_expert = theirs.n_expert, same.n_expert_per_token = theirs.n_expert_per_token;
+    same.n_ff = theirs.n_ff;
+    same.n_ff_shared = theirs.n_ff_shared;
+    return same == theirs && (e.n_ff_shared > 0) == theirs.shared_gate;
 }
 
 bool holds(const DecoderSpec& s, const LlamaClass& of) {
     return s.norm == Norm::rms && s.mlp == Mlp::swiglu && s.is_rotary() && s.biases == of.biases &&
            s.qk_norm == of.qk_norm && s.attention_softcap == 0 && s.head_softcap == 0 &&
-           !(of.n_head_divides_n_embd && s.n_embd % s.n_head != 0);
+           !(of.n_head_divides_n_embd && s.n_embd % s.n_head != 0) && s.sinks == of.is_gpt_oss &&
+           s.clamped.has_value() == of.is_gpt_oss && (s.window == 0 || of.is_gpt_oss) &&
+           holds_experts(s, of);
 }
 
 DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path) {
@@ -81,7 +99,7 @@ Json config(const DecoderSpec& spec, const char* architecture) {
 
 }  // namespace
 
-Registry llama_class_registry(const DecoderSpec& spec) {
+Registry llama_class_registry(const DecoderSpec& spec, const ExpertNames& experts) {
     return decoder_registry(
         spec, {.tokens = "model.embed_tokens",
                .positions = "model.embed_positions",
@@ -97,7 +115,8 @@ Registry llama_class_registry(const DecoderSpec& spec) {
                .norm2 = "post_attention_layernorm",
                .up = spec.mlp == Mlp::swiglu ? "mlp.gate_up_proj" : "mlp.up_proj",
                .gate_up_parts = {"mlp.gate_proj", "mlp.up_proj"},
-               .down = "mlp.down_proj"});
+               .down = "mlp.down_proj",
+               .experts = experts});
 }
 
 bool is_llama_class_buffer(const std::string& name) {
@@ -110,7 +129,7 @@ Family llama_class(const LlamaClass& of) {
             .prefix = "",
             .defaults = [of](DecoderSpec& spec) { defaults(spec, of); },
             .holds = [of](const DecoderSpec& spec) { return holds(spec, of); },
-            .registry = llama_class_registry,
+            .registry = [of](const DecoderSpec& s) { return llama_class_registry(s, of.expert_names); },
             .read =
                 [of](const Family& family, const Json& json, const std::filesystem::path& path) {
                     if (of.check) of.check(json, path);

@@ -9,7 +9,7 @@ const Family qwen3 = llama_class({.model_type = "qwen3",
                                   .architecture = "Qwen3ForCausalLM",
                                   .norm_epsilon = 1e-6,
                                   .rope_theta = 1e6,
-                                  .qk_norm = true,
+                                  .qk_norm = QkNormKind::head,
                                   .head_size = 128,
                                   .constants = R"({"use_sliding_window": false})"});
 

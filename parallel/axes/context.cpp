@@ -86,6 +86,8 @@ std::vector<StepCollective> collectives_of_context(const Mesh& mesh, const StepS
             all.push_back({Kind::reduce_scatter, group, DType::fp32, own});
         }
     }
+    for (const int64_t counts : sizes.expert_counts)
+        all.push_back({Kind::all_gather, group, DType::int32, counts});
     if (mesh.at(Axis::pipeline) == mesh.size(Axis::pipeline) - 1)
         all.push_back({Kind::broadcast, group, DType::fp32, sizes.vocabulary});
     return all;

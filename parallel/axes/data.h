@@ -46,7 +46,7 @@ struct UnitPass {
 /// has (not replicas and tied embeddings). Gathering n weights of w bytes over d ranks sends
 /// w·n·(d−1)/d, except with ZeRO-0. With ZeRO-3 each of `passes`, the step's in order, gathers the
 /// buckets that take turns again, except at most two that are still there. Each rank sends
-/// sums.fp64 numbers to every other rank, and all ranks all-reduce sums.int64 numbers. Whole
+/// sums.fp64 numbers to every other rank, and all ranks all-reduce the other numbers. Whole
 /// matrices (matrices.h) have their elements sent to the owner and back, at most once each; ranks
 /// send different numbers of these bytes. of_any_rank: the most that a rank of the stage sends.
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,

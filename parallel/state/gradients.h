@@ -47,6 +47,11 @@ class Gradients {
     /// overwrites, and gradients that were there before have been reduced for later work of the
     /// stream. −1: an empty sink.
     GradientSink sink(Stream& stream, int i);
+    /// Its size in memory.
+    size_t bytes_of(int i) const {
+        return static_cast<size_t>(buffers_.parameters()[static_cast<size_t>(i)].padded_numel()) *
+               sizeof(float);
+    }
     /// The same for a kernel that computes few rows (GradientSink::exact), once in a micro-batch.
     GradientSink sink_of_rows(Stream& stream, int i);
     /// What has been written of a unit is one contribution to its gradients, and what will be

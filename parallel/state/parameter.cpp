@@ -65,7 +65,10 @@ Parameter parameter_held_by(Parameter whole, const TensorRank& rank) {
 
 std::vector<Range> matrices_of(const Parameter& p, bool heads) {
     std::vector<int64_t> rows{p.rows()};
-    if (p.split && p.split->axis == 0) rows = p.split->sections;
+    if (p.split && p.split->axis == 0)
+        rows = p.split->sections;
+    else if (p.matrix_rows > 0)
+        rows.assign(static_cast<size_t>(p.rows() / p.matrix_rows), p.matrix_rows);
     std::vector<Range> matrices;
     int64_t first = 0;
     for (const int64_t section : rows) {

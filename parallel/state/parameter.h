@@ -38,6 +38,7 @@ struct HeldRun {
 enum class Update : uint8_t {
     elements,  // each element for itself
     matrix,    // the matrices that matrices_of() names
+    balance,   // a router's selection bias: from counts (kernels/experts/balance.h), not a gradient
 };
 
 /// A tensor of Hugging Face's files that holds the next `rows` rows of one of ours.
@@ -62,6 +63,8 @@ struct Parameter {
     bool decay = false;          // weight decay applies
     Update update = Update::elements;
     int64_t head_rows = 0;             // of each head, in the rows of q, k and v
+    int64_t matrix_rows = 0;           // of each matrix, where rows are not split: an expert's
+    int router = -1;                   // Update::balance: which of the model's routers
     std::optional<TensorSplit> split;  // none: each tensor-parallel rank holds all of it
     /// A tensor-parallel rank's gradient of a whole tensor covers only its rows or heads, so that
     /// the ranks add theirs up.
@@ -104,7 +107,7 @@ std::vector<Range> part_of(const Parameter& parameter, int rank, int ranks);
 Parameter parameter_held_by(Parameter whole, const TensorRank& rank);
 
 /// The logical rows of each matrix of a parameter with Update::matrix, in order: the sections of
-/// its rows (q, k, v; gate, up), or all. heads: of q, k and v each head's.
+/// its rows (q, k, v; gate, up; each expert's), or all. heads: of q, k and v each head's.
 std::vector<Range> matrices_of(const Parameter& parameter, bool heads);
 
 /// All logical elements that memory holds. They are in the same order in memory as in the tensor;

@@ -82,7 +82,18 @@ TEST_CASE(
         const int B = 2, T = static_cast<int>(random_int(3, 7));
         CAPTURE(described(spec), T);
         const Batch batch(spec, B * T);
-        TinyModel m(spec, B, T, DType::fp32);
+        const RouterLosses losses{
+            .balance = random_int(0, 1) ? 0.3f : 0,
+            .level = std::array{BalanceLevel::sequence, BalanceLevel::micro_batch,
+                                BalanceLevel::step}[static_cast<size_t>(random_int(0, 2))],
+            .z_loss = random_int(0, 1) ? 0.1f : 0};
+        CAPTURE(losses.balance, static_cast<int>(losses.level), losses.z_loss);
+        TinyModel m(spec, registry_of(spec),
+                    {.B = B,
+                     .T = T,
+                     .recompute = levels[static_cast<size_t>(random_int(0, 2))],
+                     .router_losses = losses},
+                    DType::fp32);
         std::vector<std::vector<double>> values;
         for (const std::vector<float>& v : random_weights(m))
             values.emplace_back(v.begin(), v.end());
@@ -91,6 +102,18 @@ TEST_CASE(
         const double loss = m.run(batch.tokens.data(), batch.targets.data());
         const double expected = reference.loss(batch.tokens, batch.targets, T);
         CHECK(loss == Approx(expected).epsilon(1e-5));
+        for (int64_t r = 0; r < m.routers->routers(); ++r) {
+            const Tensor chosen = m.routers->chosen(static_cast<int>(r));
+            std::vector<int32_t> counts(static_cast<size_t>(chosen.numel()));
+            copy_now(m.stream.device, counts.data(), chosen.data, chosen.bytes());
+            for (size_t e = 0; e < counts.size(); ++e)
+                CHECK(counts[e] == reference.counts()[static_cast<size_t>(r) * counts.size() + e]);
+        }
+        const double E = std::max(1, spec.experts.n_expert);
+        reference.set_router_losses(
+            losses, std::vector<double>(static_cast<size_t>(spec.n_layer * E), 1 / E));
+        reference.keep_choices();
+        reference.loss(batch.tokens, batch.targets, T);
 
         // Along a random direction of each tensor, the gradient is the slope of the loss.
         for (int i = 0; i < m.count(); ++i) {

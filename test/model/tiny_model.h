@@ -65,7 +65,10 @@ struct TinyModel {
     }
     /// The work of run() without its copies.
     void submit(bool first = true, int micro_batches = 1) {
-        if (first) parameters->gradients.begin_step(micro_batches, micro_batches);
+        if (first) {
+            parameters->gradients.begin_step(micro_batches, micro_batches);
+            routers->begin_step(stream);
+        }
         model->forward(stream, 0, batch());
         model->backward(stream, 0, batch());
         accumulate_loss(stream, loss_, model->losses(), tokens_.numel(), false);
@@ -95,6 +98,7 @@ struct TinyModel {
 
     Stream stream;
     std::unique_ptr<ParameterStore> parameters;
+    std::unique_ptr<RouterCounts> routers;
     std::unique_ptr<Stage> model;
     std::unique_ptr<Generator> generator;  // of a whole model
     std::unique_ptr<Optimizer> optimizer;
@@ -108,7 +112,7 @@ struct TinyModel {
     }
 
     void build(Arena& arena, const DecoderSpec& spec, const Registry& registry,
-               const StageOptions& options, DType dtype) {
+               StageOptions options, DType dtype) {
         optimizer.reset();
         generator.reset();
         model.reset();
@@ -116,11 +120,14 @@ struct TinyModel {
         parameters = std::make_unique<ParameterStore>(arena, registry.parameters, dtype,
                                                       ParameterStore::Use::training, Sharding{},
                                                       optimizer_slots());
+        routers = std::make_unique<RouterCounts>(spec, 16, true, arena);
+        options.routers = routers.get();
         model = std::make_unique<Stage>(spec, registry, options, *parameters, arena);
         if (registry.begins_model() && registry.ends_model())
             generator =
                 std::make_unique<Generator>(spec, registry, *parameters, arena, generating_);
-        optimizer = std::make_unique<Optimizer>(*parameters, arena);
+        optimizer = std::make_unique<Optimizer>(*parameters, arena,
+                                                OptimizerOptions{.routers = routers.get()});
         tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
         targets_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
         doc_start_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);

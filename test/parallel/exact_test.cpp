@@ -219,7 +219,7 @@ TEST_CASE("the first micro-batch with a gradient that is not finite is known", "
         const std::vector<float> nan(static_cast<size_t>(n), NAN);
         run.trainer().parameters.state.write(ParameterState::master, parameter, 0, nan);
     });
-    CHECK(run.trainer().outcomes.pop().state.stop != 0);
+    CHECK(run.trainer().outcome().state.stop != 0);
     CHECK(trainer.parameters.gradients.first_not_finite() == bad);
 }
 

@@ -31,8 +31,8 @@ inline int64_t shared_vocabulary(int ranks) {
 inline DecoderSpec shared_spec(int ranks) {
     const int n_kv_head = ranks * static_cast<int>(random_int(1, 2)),
               n_head = n_kv_head * static_cast<int>(random_int(1, 2));
-    const bool rotary = random_int(0, 1) == 0;
-    return gpt2.spec({.n_layer = random_int(1, 3),
+    const bool rotary = random_int(0, 1) == 0, experts = random_int(0, 1) == 0;
+    DecoderSettings settings{.n_layer = random_int(1, 3),
                       .n_head = n_head,
                       .n_embd = n_head * random_int(1, 2) * 4,
                       .n_ctx = 32,
@@ -41,17 +41,20 @@ inline DecoderSpec shared_spec(int ranks) {
                       .head_size = 2 * random_int(2, 6),
                       .n_ff = ranks * random_int(3, 20),
                       .norm = random_int(0, 1) ? Norm::rms : Norm::layer,
-                      .mlp = std::array{Mlp::gelu, Mlp::swiglu,
-                                        Mlp::relu2}[static_cast<size_t>(random_int(0, 2))],
+                      .mlp = experts ? Mlp::swiglu
+                                     : std::array{Mlp::gelu, Mlp::swiglu,
+                                                  Mlp::relu2}[static_cast<size_t>(random_int(0, 2))],
                       .biases = std::array{Biases::none, Biases::qkv,
                                            Biases::all}[static_cast<size_t>(random_int(0, 2))],
-                      .qk_norm = rotary && random_int(0, 1) == 0,
+                      .qk_norm = rotary && random_int(0, 1) == 0 ? QkNormKind::head
+                                                                 : QkNormKind::off,
                       .tied_head = random_int(0, 1) == 0,
                       .attention_softcap = random_int(0, 3) ? 0.0 : 2.0,
                       .head_softcap = random_int(0, 3) ? 0.0 : 5.0,
                       .positions = rotary ? Positions::rope : Positions::learned,
                       .init_std = 0.1,
-                      .rope_theta = 100});
+                      .rope_theta = 100};
+    return gpt2.spec(experts ? with_experts(settings, ranks) : settings);
 }
 
 struct Batch {
@@ -175,7 +178,7 @@ class Rank {
         trainer_.update(optimizer_step(config_, step_++, 5e-4), 1.0f / static_cast<float>(targets),
                         static_cast<float>(config_.optimizer.grad_clip));
         trainer_.stream.synchronize();
-        return trainer_.outcomes.pop();
+        return trainer_.outcome();
     }
 
     /// The sum over all ranks of the step's gradient of a parameter, or another state.

@@ -185,7 +185,7 @@ class MeshRun {
 
     StepOutcome step() {
         submit();
-        return trainer_.outcomes.pop();
+        return trainer_.outcome();
     }
     /// A step whose outcome is not taken yet. before(i): before micro-batch i is computed.
     void submit(const std::function<void(int)>& before = {}) {
@@ -251,9 +251,9 @@ class MeshRun {
         for (;; ahead = false) {
             submit();
             if (ahead) submit();
-            const StepOutcome outcome = trainer_.outcomes.pop();
+            const StepOutcome outcome = trainer_.outcome();
             if (!outcome.state.overflow) return outcome;
-            if (ahead) trainer_.outcomes.pop();
+            if (ahead) trainer_.outcome();
             ++repeated_;
             trainer_.optimizer.clear_overflow();
             loader_.seek(steps_ -= ahead ? 2 : 1);

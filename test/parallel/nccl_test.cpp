@@ -253,7 +253,7 @@ int64_t taken_by_steps(const Config& config, const World& world, const Device& d
             trainer.execute(action);
         }
         trainer.update({.adamw = {.learning_rate = 0.001f, .step = step}}, 1, 0);
-        trainer.outcomes.pop();
+        trainer.outcome();
     }
     trainer.generator().feed(trainer.stream, std::vector<int32_t>{1, 2});
     trainer.stream.synchronize();

@@ -4,6 +4,19 @@
 
 namespace train_gpt {
 
+double balance_rate(const Config& config) {
+    const auto& r = config.router;
+    return r.balance_rate > 0 ? r.balance_rate : r.balance == Balance::bias ? 1e-3 : 1e-2;
+}
+
+RouterLosses router_losses(const Config& config) {
+    const auto& r = config.router;
+    return {.balance =
+                r.balance == Balance::loss ? static_cast<float>(balance_rate(config)) : 0.0f,
+            .level = r.level,
+            .z_loss = static_cast<float>(r.z_loss)};
+}
+
 DecoderSpec spec_of(const Config& config, int64_t vocab_size) {
     const std::string where = "the model";
     const Config::Model& m = config.model;
@@ -24,6 +37,23 @@ DecoderSpec spec_of(const Config& config, int64_t vocab_size) {
                .tied_head = m.tied_head,
                .attention_softcap = m.attention_softcap,
                .head_softcap = m.head_softcap,
+               .window = m.window,
+               .window_pattern = m.window_pattern,
+               .sinks = m.sinks,
+               .clamped_swiglu = m.clamped_swiglu,
+               .n_expert = m.n_expert,
+               .n_expert_per_token = m.n_expert_per_token,
+               .n_ff_expert = m.n_ff_expert,
+               .n_ff_shared = m.n_ff_shared,
+               .shared_gate = m.shared_gate,
+               .router = m.router,
+               .router_normalise = m.router_normalise,
+               .router_scale = m.router_scale,
+               .router_bias = m.router_bias,
+               .expert_bias = m.expert_bias,
+               .selection_bias = config.router.balance == Balance::bias,
+               .dense_layers = m.dense_layers,
+               .experts_every = m.experts_every,
                .positions = m.positions,
                .init_std = m.init_std,
                .init_residual_scaling = m.init_residual_scaling,

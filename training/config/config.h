@@ -14,6 +14,7 @@
 #include "kernels/muon/muon.h"
 #include "kernels/muon/newton_schulz.h"
 #include "model/recompute.h"
+#include "model/router_counts.h"
 #include "model/spec.h"
 #include "parallel/pipeline/pipeline_schedule.h"
 #include "parallel/state/sharding.h"
@@ -118,7 +119,44 @@ struct WordsOf<std::optional<Mlp>> {
 template <>
 struct WordsOf<std::optional<Biases>> {
     static constexpr Word<std::optional<Biases>> list[] = {
-        {"auto", std::nullopt}, {"none", Biases::none}, {"qkv", Biases::qkv}, {"all", Biases::all}};
+        {"auto", std::nullopt},
+        {"none", Biases::none},
+        {"qkv", Biases::qkv},
+        {"attention", Biases::attention},
+        {"all", Biases::all}};
+};
+
+/// "on" stands for heads.
+template <>
+struct WordsOf<std::optional<QkNormKind>> {
+    static constexpr Word<std::optional<QkNormKind>> list[] = {{"auto", std::nullopt},
+                                                               {"off", QkNormKind::off},
+                                                               {"head", QkNormKind::head},
+                                                               {"width", QkNormKind::width},
+                                                               {"on", QkNormKind::head}};
+};
+
+template <>
+struct WordsOf<std::optional<RouterScore>> {
+    static constexpr Word<std::optional<RouterScore>> list[] = {{"auto", std::nullopt},
+                                                                {"softmax", RouterScore::softmax},
+                                                                {"sigmoid", RouterScore::sigmoid}};
+};
+
+/// How the experts of a mixture are kept equally busy.
+enum class Balance { none, loss, bias };
+
+template <>
+struct WordsOf<Balance> {
+    static constexpr Word<Balance> list[] = {
+        {"none", Balance::none}, {"loss", Balance::loss}, {"bias", Balance::bias}};
+};
+
+template <>
+struct WordsOf<BalanceLevel> {
+    static constexpr Word<BalanceLevel> list[] = {{"sequence", BalanceLevel::sequence},
+                                                  {"micro_batch", BalanceLevel::micro_batch},
+                                                  {"step", BalanceLevel::step}};
 };
 
 template <>
@@ -194,8 +232,23 @@ struct Config {
         double norm_epsilon = 0;
         OneOf<std::optional<Mlp>> mlp = {};
         OneOf<std::optional<Biases>> bias = {};
-        OneOf<std::optional<bool>> qk_norm = {}, tied_head = {};
+        OneOf<std::optional<QkNormKind>> qk_norm = {};
+        OneOf<std::optional<bool>> tied_head = {};
         double attention_softcap = 0, head_softcap = 0;  // 0: none
+        std::optional<int> window = {};
+        std::string window_pattern = {};
+        OneOf<std::optional<bool>> sinks = {};
+        OneOf<std::optional<bool>> clamped_swiglu = {};
+        // Experts
+        int n_expert = 0, n_expert_per_token = 0, n_ff_expert = 0;
+        std::optional<int> n_ff_shared = {};
+        OneOf<std::optional<bool>> shared_gate = {};
+        OneOf<std::optional<RouterScore>> router = {};
+        OneOf<std::optional<bool>> router_normalise = {};
+        double router_scale = 0;
+        OneOf<std::optional<bool>> router_bias = {}, expert_bias = {};
+        std::vector<int> dense_layers = {};
+        int experts_every = 1;
         OneOf<std::optional<Positions>> positions = {};
         double init_std = 0;
         OneOf<bool> init_residual_scaling = true;
@@ -247,6 +300,14 @@ struct Config {
         OneOf<MuonScale> muon_scale = {};
         OneOf<DType> muon_dtype = DType::bf16;
     } optimizer;
+
+    /// How the routers of a mixture are trained.
+    struct Router {
+        OneOf<Balance> balance = Balance::loss;
+        OneOf<BalanceLevel> level = BalanceLevel::step;
+        double balance_rate = 0;  // 0: 0.01 with a loss, 0.001 with a bias
+        double z_loss = 0;
+    } router;
 
     struct Schedule {
         int64_t steps = 0;  // exactly one of steps, tokens and epochs says how long a run is
@@ -341,6 +402,10 @@ struct Config {
         return batch.tokens_per_step / (int64_t{batch.micro_batch} * sequence_length());
     }
 };
+
+/// The weight of the balance loss, or the step of the selection biases.
+double balance_rate(const Config& config);
+RouterLosses router_losses(const Config& config);
 
 /// The model that a configuration describes, with this vocabulary.
 DecoderSpec spec_of(const Config& config, int64_t vocab_size);

@@ -47,7 +47,8 @@ constexpr ConfigKey table[] = {
      "The device of the run; `auto`: a GPU if the build supports it and the machine has one, else "
      "the CPU."},
 
-    {KEY(model.family), one_of({"gpt2", "llama", "qwen2", "qwen3", "mistral"}),
+    {KEY(model.family), one_of({"gpt2", "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe",
+                                "qwen3_moe", "olmoe", "gpt_oss"}),
      "The family of models, which sets the defaults of the keys below that are 0 or `auto`, and "
      "whose "
      "files checkpoints are. A combination that no family has is kept in files that only this "
@@ -75,8 +76,9 @@ constexpr ConfigKey table[] = {
      "Biases: in no layer (`llama`, `qwen3`, `mistral`), of queries, keys and values (`qwen2`), or "
      "in "
      "all linear layers and LayerNorms (`gpt2`)."},
-    {KEY(model.qk_norm), one_of<std::optional<bool>>(),
-     "RMSNorm of each head of queries and keys before they are rotated (`qwen3`)."},
+    {KEY(model.qk_norm), one_of<std::optional<QkNormKind>>(),
+     "RMSNorm of queries and keys before they are rotated: of each `head` (`qwen3`, `qwen3_moe`; "
+     "true means this), or of the whole `width` of all heads (`olmoe`)."},
     {KEY(model.tied_head), one_of<std::optional<bool>>(),
      "Whether the output head is the token embedding (`gpt2`)."},
     {KEY(model.attention_softcap), between(0, 1e3),
@@ -84,6 +86,47 @@ constexpr ConfigKey table[] = {
      "our own kernels compute such attention, not cuDNN."},
     {KEY(model.head_softcap), between(0, 1e3),
      "Soft-cap of the logits: z counts as c · tanh(z / c). 0: none. Gemma 2: 30, nanochat: 15."},
+    {KEY(model.window), between(0, 16777216),
+     "Sliding window: a token attends to itself and the `model.window` − 1 tokens before it, in the "
+     "layers that `model.window_pattern` calls short. 0: none; `auto`: the family's (`gpt_oss`: "
+     "128)."},
+    {KEY(model.window_pattern), any_text(),
+     "Which layers have the window: letters S (short: with it) and L (long: without), repeated over "
+     "the layers. Empty: the family's, S or for `gpt_oss` SL."},
+    {KEY(model.sinks), one_of<std::optional<bool>>(),
+     "A learned logit of each head in attention's softmax, which takes weight and gives nothing "
+     "(`gpt_oss`)."},
+    {KEY(model.clamped_swiglu), one_of<std::optional<bool>>(),
+     "SwiGLU's form in `gpt_oss`: (up + 1) · gate · σ(1.702 · gate) with gate at most 7 and up "
+     "between −7 and 7."},
+    {KEY(model.n_expert), between(0, most_experts),
+     "Experts of a layer, in place of its MLP; 0: the family's, which is none for families of dense "
+     "models."},
+    {KEY(model.n_expert_per_token), between(0, most_experts_per_token),
+     "Experts that each token goes to; 0: the family's."},
+    {KEY(model.n_ff_expert), between(0, 4194304),
+     "Width of an expert's hidden layer; 0: `model.n_ff`."},
+    {KEY(model.n_ff_shared), between(0, 4194304),
+     "Width of the hidden layer of a shared expert, which all tokens pass besides; 0: there is none; "
+     "`auto`: the family's (`qwen2_moe`: `model.n_ff`)."},
+    {KEY(model.shared_gate), one_of<std::optional<bool>>(),
+     "Whether the shared expert's output is multiplied by σ(w·x) (`qwen2_moe`)."},
+    {KEY(model.router), one_of<std::optional<RouterScore>>(),
+     "A router's scores, from which experts' weights follow: `softmax` over all experts (the "
+     "families'), or `sigmoid` of each logit."},
+    {KEY(model.router_normalise), one_of<std::optional<bool>>(),
+     "Whether a token's weights are divided by their sum (`mixtral`, `qwen3_moe`, `gpt_oss`)."},
+    {KEY(model.router_scale), between(0, 1000),
+     "Factor of the experts' weights; 0: 1."},
+    {KEY(model.router_bias), one_of<std::optional<bool>>(),
+     "Whether the router's logits have biases (`gpt_oss`)."},
+    {KEY(model.expert_bias), one_of<std::optional<bool>>(),
+     "Whether the experts' linear layers have biases (`gpt_oss`)."},
+    {KEY(model.dense_layers), between(0, 4095),
+     "Layers, counted from 0, that have an MLP of `model.n_ff` instead of experts: a list, or a "
+     "number: the first so many."},
+    {KEY(model.experts_every), between(1, 4096),
+     "Experts are in every so many layers, of which the last in each group has them."},
     {KEY(model.positions), one_of<std::optional<Positions>>(),
      "`learned` vectors (`gpt2`), or `rope`: queries and keys are rotated (the others)."},
     {KEY(model.init_std), between(0, 1),
@@ -187,6 +230,22 @@ constexpr ConfigKey table[] = {
      "deviations of the last 128 steps. A line always says which tensor's norm has grown most and "
      "which samples had the largest loss. `report`: nothing else. `skip`: the step's update is not "
      "applied."},
+
+    {KEY(router.balance), one_of<Balance>(),
+     "How a mixture's experts are kept equally busy: `none`; by an auxiliary `loss`, E · Σ share · "
+     "probability, which is 1 if all are ([Fedus et al. 2021](https://arxiv.org/abs/2101.03961)); or "
+     "by a selection `bias` that follows the counts of each step, without a gradient ([DeepSeek-V3 "
+     "2024](https://arxiv.org/abs/2412.19437))."},
+    {KEY(router.level), one_of<BalanceLevel>(),
+     "`loss`: the tokens whose shares count: of a `sequence`, a `micro_batch`, or a `step`, for "
+     "which the counts of the step before stand, over all ranks. The wider, the more experts may "
+     "differ in what they learn ([Qiu et al. 2025](https://arxiv.org/abs/2501.11873))."},
+    {KEY(router.balance_rate), between(0, 1000),
+     "`loss`: its weight; 0: 0.01. `bias`: how far a bias moves in a step; 0: 0.001."},
+    {KEY(router.z_loss), between(0, 1),
+     "Weight of the routers' z-loss, the mean square of the logarithm of their softmax's denominator "
+     "([Zoph et al. 2022](https://arxiv.org/abs/2202.08906)); usually 0.001. 0: none. Losses of "
+     "routers act through the gradient; the losses that a run reports are without them."},
 
     {KEY(schedule.steps), between(0, max_steps),
      "Length of the run in optimizer steps. Exactly one of `steps`, `tokens` and `epochs` must be "

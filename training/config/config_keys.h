@@ -27,7 +27,8 @@ using KeyField = std::variant<
     OneOf<OnSpike>*, OneOf<OptimizerName>*, OneOf<NewtonSchulzList>*, OneOf<MuonScale>*,
     OneOf<DType>*, OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
     OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
-    OneOf<std::optional<Biases>>*, OneOf<std::optional<bool>>*, OneOf<std::optional<Positions>>*,
+    OneOf<std::optional<Biases>>*, OneOf<std::optional<QkNormKind>>*,
+    OneOf<std::optional<RouterScore>>*, OneOf<Balance>*, OneOf<BalanceLevel>*, OneOf<std::optional<bool>>*, OneOf<std::optional<Positions>>*,
     OneOf<RopeScaling>*, OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
 
 /// Whether values are texts or words.
@@ -52,7 +53,7 @@ struct KeyRule {
     double low = -infinity, high = infinity;
     bool above_low = false;  // low itself is not valid
     bool is_path = false;    // a text in which "~" stands for the home folder
-    std::array<std::string_view, 7> word_list{};
+    std::array<std::string_view, 10> word_list{};
     size_t word_count = 0;
 
     std::span<const std::string_view> words() const {

@@ -165,7 +165,7 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
                 *target = value.is_boolean() ? value.get<bool>() : word == "on";
                 return true;
             } else if constexpr (is_one_of<Value>) {
-                if (value.is_boolean() && is_switch(field))
+                if (value.is_boolean() && (is_switch(field) || target->parse("on")))
                     return target->parse(value.get<bool>() ? "on" : "off");
                 const auto text = read_text(value);
                 return text && target->parse(*text);
@@ -178,8 +178,14 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
                 if (texts) *target = *texts;
                 return texts.has_value();
             } else if constexpr (std::is_same_v<Value, WholeNumbers>) {
-                if (!value.is_array()) return false;
                 Value numbers;
+                if (int first = 0; key.path == "model.dense_layers" && value.is_number()) {
+                    if (!read_integer(value, first) || !key.rule.allows(first)) return false;
+                    for (int i = 0; i < first; ++i) numbers.push_back(i);
+                    *target = std::move(numbers);
+                    return true;
+                }
+                if (!value.is_array()) return false;
                 for (const Json& item : value) {
                     int number = 0;
                     if (!read_integer(item, number) || !key.rule.allows(number)) return false;

@@ -184,13 +184,27 @@ RankRegistry registry_of_rank(const RunShape& shape, int rank) {
     return registry;
 }
 
+bool gathers_counts(const RunShape& shape) {
+    const RouterLosses losses = router_losses(shape.config);
+    return shape.spec.experts && shape.mesh.size(Axis::context) > 1 && losses.balance != 0 &&
+           losses.level != BalanceLevel::step;
+}
+
 StepNumbers sums_of_step(const RunShape& shape) {
     const int64_t losses = StepSums::count(static_cast<int>(shape.config.data.train.size()));
     const Registry model = registry_of(shape.spec);
-    if (shape.config.parallel.sums == GradientSums::exact)
-        return {.fp64 = losses,
-                .int64 = GridLayout(model.parameters, shape.mesh.size(Axis::tensor)).sums()};
-    return {.fp64 = losses + std::ssize(model.parameters)};
+    const ExpertSpec& experts = shape.spec.experts;
+    int64_t chosen = 0;
+    for (int l = 0; l < shape.spec.n_layer; ++l)
+        if (shape.spec.has_experts(l)) chosen += experts.n_expert;
+    StepNumbers numbers{.int32 = 2 * chosen, .fp32 = experts.selection_bias ? chosen : 0};
+    if (shape.config.parallel.sums == GradientSums::exact) {
+        numbers.fp64 = losses;
+        numbers.int64 = GridLayout(model.parameters, shape.mesh.size(Axis::tensor)).sums();
+    } else {
+        numbers.fp64 = losses + std::ssize(model.parameters);
+    }
+    return numbers;
 }
 
 int64_t contributions_of_step(const RunShape& shape) {
@@ -268,6 +282,9 @@ StepSizes sizes_of_step(const RunShape& shape, const Device& device,
         if (const int64_t width = part.layer(l).kv_width();
             std::ranges::find(sizes.kv_widths, width) == sizes.kv_widths.end())
             sizes.kv_widths.push_back(width);
+    if (gathers_counts(shape))
+        for (const int B : micro_batches)
+            sizes.expert_counts.push_back(int64_t{B} * shape.spec.experts.n_expert);
     return sizes;
 }
 

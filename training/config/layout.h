@@ -84,7 +84,10 @@ RankRegistry registry_of_rank(const RunShape& shape, int rank);
 std::vector<int> layers_of_stages(const RunShape& shape);
 /// The pipeline of a step with the most micro-batches. config.batch.micro_batch must be given.
 PipelineShape pipeline_shape(const RunShape& shape);
-/// What ranks add up in each step besides gradients: losses, and norms.
+/// Whether context-parallel ranks gather the counts of experts of each micro-batch, for a balance
+/// loss.
+bool gathers_counts(const RunShape& shape);
+/// What ranks add up in each step besides gradients: losses, norms, and counts of routers.
 StepNumbers sums_of_step(const RunShape& shape);
 /// The gradients that are added up in a step, for exact sums: a micro-batch gives one on each
 /// context-parallel rank. Throws Error if they are too many.

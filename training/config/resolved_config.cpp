@@ -19,6 +19,23 @@ Config resolve(Config config, const DecoderSpec& spec, DType dtype) {
     m.mlp = spec.mlp;
     m.bias = spec.biases;
     m.qk_norm = spec.qk_norm;
+    m.window = spec.window;
+    m.window_pattern = spec.window > 0 ? spec.window_pattern : "";
+    m.sinks = spec.sinks;
+    m.clamped_swiglu = spec.clamped.has_value();
+    if (const ExpertSpec& e = spec.experts) {
+        m.n_expert = e.n_expert;
+        m.n_expert_per_token = e.n_expert_per_token;
+        m.n_ff_expert = e.n_ff;
+        m.n_ff_shared = e.n_ff_shared;
+        m.shared_gate = e.shared_gate;
+        m.router = e.rule.score;
+        m.router_normalise = e.rule.normalise;
+        m.router_scale = e.rule.scale;
+        m.router_bias = e.router_bias;
+        m.expert_bias = e.biases;
+        config.router.balance_rate = balance_rate(config);
+    }
     m.tied_head = spec.tied_head;
     m.positions = spec.positions;
     m.init_std = spec.init_std;

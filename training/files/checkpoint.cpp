@@ -18,6 +18,7 @@
 #include "training/config/load_config.h"
 #include "training/files/grids_file.h"
 #include "training/files/optimizer_files.h"
+#include "training/files/routers_file.h"
 #include "training/files/spikes_file.h"
 
 namespace train_gpt {
@@ -157,6 +158,9 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                 if (const Grids* grids = parameters.grids(); grids && grids->known())
                     add(write_grids(directory, *grids));
                 if (contents.spikes) add(write_spikes(directory, *contents.spikes));
+                if (!contents.routers.empty())
+                    add(write_routers(directory, contents.spec.experts.n_expert,
+                                      contents.routers));
                 if (contents.position) {
                     write_position(directory, *contents.position);
                     add("position.json");

@@ -10,6 +10,7 @@
 //   choices.json                           what the run chose for its machine: kept_choices.h
 //   grids.safetensors                      with exact sums: grids_file.h
 //   spikes.json                            the last losses and norms: spikes_file.h
+//   routers.json                           with experts: routers_file.h
 //   position.json                          what the run has read of its data: position.h
 //   manifest.json                          step, whether the start of the run that wrote it gives
 //                                          the same bits every time, and size and hash of all other
@@ -50,6 +51,7 @@ struct CheckpointContents {
     std::optional<RunPosition> position = {};  // of a training run
     std::optional<TokenIds> tokens = {};       // nothing: the ids of the tokenizer
     std::optional<SpikeHistory> spikes = {};   // of a training run
+    std::vector<int32_t> routers = {};         // of one with experts (RouterCounts::last_counts)
     bool deterministic = true;                 // AttentionUse::same_bits
 };
 

@@ -21,7 +21,7 @@ PipelineTimes stage_flops(const RunShape& shape) {
         for (const int end = l + n; l < end; ++l) {
             const LayerSpec layer = spec.layer(l);
             products += 2 * layer.matrix_parameters() / unit;
-            attention += 2.0 * layer.attention_width() * T / unit;
+            attention += 4.0 * layer.attention_width() * layer.seen_keys(T) / unit;
         }
         const double forward = products + attention,
                      again = shape.recompute == Recompute::block ? forward : 0;

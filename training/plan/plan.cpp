@@ -179,7 +179,10 @@ std::string describe_shape(const RunShape& shape, const Device& device) {
     std::string text = concat("model        ", spec.n_layer, " layers, ", spec.n_head, " heads of ",
                               spec.head_size, ", ", spec.n_embd, " channels, ", spec.n_ctx,
                               " positions, vocabulary ", spec.vocab_size, " (", spec.padded_vocab(),
-                              " in memory)\n", "parameters   ", with_separators(parameters), "\n");
+                              " in memory)\n", "parameters   ", with_separators(parameters));
+    if (const int64_t idle = spec.idle_parameters(); idle > 0)
+        text += concat(", of which a token passes ", with_separators(parameters - idle));
+    text += "\n";
     const auto weights = static_cast<uint64_t>(parameters) * size_of(shape.dtype);
     if (weights > largest_gpu_bytes && config.parallel.zero.value() < 3 &&
         config.parallel.tensor == 1)

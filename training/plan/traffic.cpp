@@ -24,11 +24,16 @@ std::vector<UnitPass> passes_of(const PipelineRank& rank, const RankRegistry& re
 /// What the layers of a rank send, for each micro-batch of so many tokens.
 int64_t context_bytes(const RunShape& shape, const RankRegistry& registry, int64_t tokens) {
     const DecoderSpec part = share_of_spec(shape.spec, shape.mesh.size(Axis::tensor));
+    const int ranks = shape.mesh.size(Axis::context);
     int64_t bytes = 0;
     for (const Registry& stage : registry.stages)
-        for (int l = 0; l < static_cast<int>(stage.blocks.size()); ++l)
-            bytes += context_bytes_sent(tokens * 2 * part.layer(stage.first_layer + l).kv_width(),
-                                        shape.dtype, shape.mesh.size(Axis::context));
+        for (int l = 0; l < static_cast<int>(stage.blocks.size()); ++l) {
+            const LayerSpec layer = part.layer(stage.first_layer + l);
+            bytes += context_bytes_sent(tokens * 2 * layer.kv_width(), shape.dtype, ranks);
+            if (layer.experts && gathers_counts(shape))
+                bytes += int64_t{shape.config.batch.micro_batch} * layer.experts.n_expert *
+                         int64_t{sizeof(int32_t)} * (ranks - 1);
+        }
     return bytes;
 }
 

@@ -1,0 +1,431 @@
+#include "model/expert_layer.h"
+
+#include <algorithm>
+
+#include "device/copy.h"
+#include "kernels/convert.h"
+#include "kernels/experts/combine.h"
+#include "kernels/experts/group_rows.h"
+#include "kernels/experts/grouped_linear.h"
+#include "kernels/experts/route.h"
+#include "kernels/linear/linear.h"
+#include "kernels/swiglu.h"
+
+namespace train_gpt {
+
+using Lane = TensorGroup::Lane;
+
+namespace {
+
+/// The router of a shared expert's gate: σ(w·x).
+constexpr RouterRule gate_rule{.score = RouterScore::sigmoid};
+
+}  // namespace
+
+Activations expert_activations(const LayerSpec& layer, DType dtype) {
+    using A = BlockActivations;
+    const ExpertSpec& e = layer.experts;
+    const int64_t E = e.n_expert, k = e.n_expert_per_token, F = e.n_ff, C = layer.n_embd;
+    const auto route = [&](Tensor A::*member, int64_t width, DType type) {
+        return Activation{.member = member, .width = width, .dtype = type, .is_route = true};
+    };
+    Activations list{route(&A::logits, E, DType::fp32), route(&A::experts, k, DType::int32),
+                     route(&A::expert_weights, k, DType::fp32), route(&A::row_of, k, DType::int32),
+                     route(&A::row_token, 1, DType::int32), route(&A::offsets, E + 1, DType::int32)};
+    list[4].each = k;
+    list[5].rows_of = RowsOf::one;
+    list.push_back({.member = &A::preact, .width = 2 * F, .dtype = dtype, .each = k});
+    list.push_back({.member = &A::hidden,
+                    .width = F,
+                    .dtype = dtype,
+                    .each = k,
+                    .dropped = Recompute::elementwise,
+                    .read_by = ReadBy::weights});
+    list.push_back({.member = &A::expert_out,
+                    .width = C,
+                    .dtype = dtype,
+                    .each = k,
+                    .read_by = ReadBy::weights});  // as its gradient
+    // Sums over the tokens of each sequence, for what training counts
+    for (Tensor A::*sums : {&A::counts, &A::probabilities, &A::load})
+        list.push_back({.member = sums,
+                        .width = E,
+                        .dtype = sums == &A::counts ? DType::int32 : DType::fp32,
+                        .rows_of = RowsOf::sequences,
+                        .is_route = sums == &A::load,
+                        .dropped = Recompute::none,
+                        .in_training_only = true});
+    if (e.selection_bias)
+        list.push_back({.member = &A::selection_bias,
+                        .width = E,
+                        .rows_of = RowsOf::one,
+                        .dropped = Recompute::none});
+    if (e.n_ff_shared == 0) return list;
+    list.push_back({.member = &A::shared_preact, .width = 2 * int64_t{e.n_ff_shared}, .dtype = dtype});
+    list.push_back({.member = &A::shared_hidden,
+                    .width = e.n_ff_shared,
+                    .dtype = dtype,
+                    .dropped = Recompute::elementwise,
+                    .read_by = ReadBy::weights});
+    list.push_back({.member = &A::shared_out,
+                    .width = C,
+                    .dtype = dtype,
+                    .dropped = e.shared_gate ? Recompute::block : Recompute::none,
+                    .read_by = e.shared_gate ? ReadBy::weights : ReadBy::inputs});
+    if (!e.shared_gate) return list;
+    list.push_back(route(&A::shared_logit, 1, DType::fp32));
+    list.push_back(route(&A::shared_choice, 1, DType::int32));
+    list.push_back(route(&A::shared_weight, 1, DType::fp32));
+    return list;
+}
+
+PartGradients expert_gradients(const LayerSpec& layer) {
+    using A = BlockActivations;
+    using G = BlockGradients;
+    using Shares = PartGradient::Shares;
+    const ExpertSpec& e = layer.experts;
+    const int64_t k = e.n_expert_per_token, C = layer.n_embd;
+    PartGradients list{
+        {.member = &G::dexpert_out,
+         .width = C,
+         .shares = Shares::activation,
+         .activation = &A::expert_out,
+         .each = k},
+        {.member = &G::dweights, .width = k, .shares = Shares::own, .dtype = DType::fp32},
+        {.member = &G::dhidden, .width = e.n_ff, .each = k},
+        {.member = &G::dup,
+         .width = 2 * int64_t{e.n_ff},
+         .shares = Shares::activation,
+         .activation = &A::preact,
+         .each = k,
+         .read_by = ReadBy::weights},
+        {.member = &G::dgrouped, .width = C, .each = k},  // after dhidden
+        {.member = &G::dlogits,
+         .width = e.n_expert,
+         .shares = Shares::own,
+         .read_by = ReadBy::weights}};
+    if (e.n_ff_shared == 0) return list;
+    list.push_back({.member = &G::dshared_hidden, .width = e.n_ff_shared, .shares = Shares::own});
+    list.push_back({.member = &G::dshared_up,
+                    .width = 2 * int64_t{e.n_ff_shared},
+                    .shares = Shares::activation,
+                    .activation = &A::shared_preact,
+                    .read_by = ReadBy::weights});
+    list.push_back({.member = &G::dshared_input, .width = C, .shares = Shares::own});
+    if (!e.shared_gate) return list;
+    list.push_back({.member = &G::dshared_out,
+                    .width = C,
+                    .shares = Shares::activation,
+                    .activation = &A::shared_out});
+    list.push_back(
+        {.member = &G::dshared_weight, .width = 1, .shares = Shares::own, .dtype = DType::fp32});
+    list.push_back({.member = &G::dshared_logit,
+                    .width = 1,
+                    .shares = Shares::own,
+                    .read_by = ReadBy::weights});
+    return list;
+}
+
+namespace {
+
+/// A layer's experts in memory: weights [E, N, K], and biases [E, N], which may be absent.
+Tensor by_expert(Tensor all, const LayerSpec& layer) {
+    const int64_t E = layer.experts.n_expert;
+    if (!all) return {};
+    return all.rank == 1 ? all.reshaped({E, all.numel() / E})
+                         : all.reshaped({E, all.rows() / E, all.cols()});
+}
+
+/// Of ranks that add up what they compute, the one that counts what all of them have.
+bool counts_whole(const Block& block) { return block.residual.tensor().rank() == 0; }
+
+/// The router's selection bias in fp32.
+Tensor selection_bias(Stream& stream, const Block& block) {
+    if (!block.layer.experts.selection_bias) return {};
+    const Tensor weight = block.weight(block.parameters.selection_bias),
+                 bias = block.routing.counts ? block.routing.counts->bias(block.routing.router)
+                                             : block.activations.selection_bias;
+    widen(stream, bias.as<float>(), weight.data, weight.dtype, weight.numel(), false);
+    return bias;
+}
+
+/// Each expert's share of the tokens of a sequence or micro-batch, on all context-parallel ranks.
+void keep_load(Stream& stream, const Block& block) {
+    const Routing& routing = block.routing;
+    const BlockActivations& a = block.activations;
+    Tensor counts = a.counts;
+    if (routing.counts_of_ranks) {
+        const int64_t n = counts.rows();
+        counts = routing.counts_of_ranks;
+        copy(stream, counts.row_range(routing.context->rank() * n, n).data, a.counts.data,
+             a.counts.bytes());
+        routing.context->gather(stream, counts);
+    }
+    const bool by_sequence = routing.losses.level == BalanceLevel::sequence;
+    expert_load(stream, a.load.row_range(0, by_sequence ? a.load.rows() : 1), counts);
+}
+
+/// Which experts a token goes to, and where its rows are.
+void choose_experts(Stream& stream, const Block& block) {
+    const BlockParameters& p = block.parameters;
+    const BlockActivations& a = block.activations;
+    const Routing& routing = block.routing;
+    const ExpertSpec& e = block.layer.experts;
+    linear_forward(stream, {.out = a.logits,
+                            .x = a.norm2,
+                            .w = block.weight(p.router_w),
+                            .bias = block.weight(p.router_b)});
+    const bool counts = routing.counts != nullptr;
+    route(stream, {.logits = a.logits,
+                   .selection_bias = selection_bias(stream, block),
+                   .rule = e.rule,
+                   .experts = a.experts,
+                   .weights = a.expert_weights,
+                   .counts = counts ? a.counts : Tensor{},
+                   .probabilities = counts ? a.probabilities : Tensor{}});
+    group_rows(stream, {.experts = a.experts,
+                        .offsets = a.offsets.reshaped({a.offsets.numel()}),
+                        .row_token = a.row_token.reshaped({a.row_token.numel()}),
+                        .row_of = a.row_of});
+    if (e.shared_gate) {
+        linear_forward(stream, {.out = a.shared_logit,
+                                .x = a.norm2,
+                                .w = block.weight(p.shared_gate_w)});
+        route(stream, {.logits = a.shared_logit,
+                       .rule = gate_rule,
+                       .experts = a.shared_choice,
+                       .weights = a.shared_weight});
+    }
+    if (!counts) return;
+    routing.counts->add(stream, routing.router, a.counts, a.probabilities, a.norm2.rows());
+    if (routing.losses.balance != 0 && routing.losses.level != BalanceLevel::step)
+        keep_load(stream, block);
+}
+
+void shared_forward(Stream& stream, const Block& block) {
+    const BlockParameters& p = block.parameters;
+    const BlockActivations& a = block.activations;
+    linear_forward(stream,
+                   {.out = a.shared_preact, .x = a.norm2, .w = block.weight(p.shared_up_w)});
+    swiglu_forward(stream, {.out = a.shared_hidden,
+                            .gate_up = a.shared_preact,
+                            .clamped = block.layer.clamped});
+    linear_forward(stream,
+                   {.out = a.shared_out, .x = a.shared_hidden, .w = block.weight(p.shared_down_w)});
+}
+
+Tensor offsets_of(const BlockActivations& a) { return a.offsets.reshaped({a.offsets.numel()}); }
+Tensor row_token_of(const BlockActivations& a) {
+    return a.row_token.reshaped({a.row_token.numel()});
+}
+
+void experts_forward(Stream& stream, const Block& block) {
+    const BlockParameters& p = block.parameters;
+    const BlockActivations& a = block.activations;
+    const UnitLease experts = block.experts.lease(stream);
+    const auto weight = [&](int i) { return by_expert(experts.weight(i), block.layer); };
+    grouped_linear_forward(stream, {.out = a.preact,
+                                    .x = a.norm2,
+                                    .w = weight(p.up_w),
+                                    .offsets = offsets_of(a),
+                                    .row_token = row_token_of(a),
+                                    .bias = weight(p.up_b)});
+    swiglu_forward(stream,
+                   {.out = a.hidden, .gate_up = a.preact, .clamped = block.layer.clamped});
+    grouped_linear_forward(stream,
+                           {.out = a.expert_out,
+                            .x = a.hidden,
+                            .w = weight(p.down_w),
+                            .offsets = offsets_of(a),
+                            .bias = counts_whole(block) ? weight(p.down_b) : Tensor{}});
+}
+
+/// The gradients of the experts' inputs, in the order of rows, and of their weights.
+void experts_backward(const BackwardPass& pass, Tensor dout) {
+    const BlockParameters& p = pass.block.parameters;
+    const BlockActivations& a = pass.block.activations;
+    const BlockGradients& g = pass.g;
+    Stream& stream = pass.stream;
+    const Tensor offsets = offsets_of(a);
+    const UnitLease experts = pass.inputs ? pass.block.experts.lease(stream) : UnitLease();
+    const auto weight = [&](int i) { return by_expert(experts.weight(i), pass.block.layer); };
+    if (pass.inputs) {
+        combine_backward(stream, {.dy = g.dexpert_out,
+                                  .dweights = g.dweights,
+                                  .dout = dout,
+                                  .y = a.expert_out,
+                                  .row_of = a.row_of,
+                                  .weights = a.expert_weights});
+        grouped_linear_backward_input(stream, {.dx = g.dhidden,
+                                               .dy = g.dexpert_out,
+                                               .w = weight(p.down_w),
+                                               .offsets = offsets});
+        swiglu_backward(stream, {.dgate_up = g.dup,
+                                 .dout = g.dhidden,
+                                 .gate_up = a.preact,
+                                 .out = pass.recomputes_elementwise() ? a.hidden : Tensor{},
+                                 .clamped = pass.block.layer.clamped});
+        grouped_linear_backward_input(stream, {.dx = g.dgrouped,
+                                               .dy = g.dup,
+                                               .w = weight(p.up_w),
+                                               .offsets = offsets});
+    }
+    if (!pass.weights) return;
+    grouped_linear_backward_weight(stream, {.dw = pass.gradients.sink(stream, p.down_w),
+                                            .x = a.hidden,
+                                            .dy = g.dexpert_out,
+                                            .offsets = offsets,
+                                            .dbias = pass.gradients.sink(stream, p.down_b)});
+    pass.wait_for_norm();
+    grouped_linear_backward_weight(stream, {.dw = pass.gradients.sink(stream, p.up_w),
+                                            .x = a.norm2,
+                                            .dy = g.dup,
+                                            .offsets = offsets,
+                                            .row_token = row_token_of(a),
+                                            .dbias = pass.gradients.sink(stream, p.up_b)});
+}
+
+/// The gradients of the router's logits and of its weights.
+void router_backward(const BackwardPass& pass) {
+    const Block& block = pass.block;
+    const BlockParameters& p = block.parameters;
+    const BlockActivations& a = block.activations;
+    const BlockGradients& g = pass.g;
+    const Routing& routing = block.routing;
+    if (pass.inputs) {
+        // Tensor-parallel ranks add up the gradients of the logits by way of the router's products.
+        const RouterLosses losses = counts_whole(block) ? routing.losses : RouterLosses{};
+        const bool by_step = losses.level == BalanceLevel::step,
+                   by_sequence = losses.level == BalanceLevel::sequence;
+        route_backward(pass.stream,
+                       {.dlogits = g.dlogits,
+                        .logits = a.logits,
+                        .rule = block.layer.experts.rule,
+                        .experts = a.experts,
+                        .dweights = g.dweights,
+                        .load = losses.balance == 0 ? Tensor{}
+                                : by_step
+                                    ? routing.counts->load(routing.router)
+                                    : a.load.row_range(0, by_sequence ? a.load.rows() : 1),
+                        .balance = losses.balance,
+                        .z_loss = losses.z_loss});
+    }
+    pass.weight_gradient_of_norm(p.router_w, p.router_b, a.norm2, g.dlogits);
+    if (pass.weights) pass.clear_gradient(p.selection_bias);
+}
+
+void shared_backward(const BackwardPass& pass, Tensor dout) {
+    const Block& block = pass.block;
+    const BlockParameters& p = block.parameters;
+    const BlockActivations& a = block.activations;
+    const BlockGradients& g = pass.g;
+    const bool has_gate = block.layer.experts.shared_gate;
+    if (pass.inputs && has_gate) {
+        combine_backward(pass.stream, {.dy = g.dshared_out,
+                                       .dweights = g.dshared_weight,
+                                       .dout = dout,
+                                       .y = a.shared_out,
+                                       .weights = a.shared_weight});
+        route_backward(pass.stream, {.dlogits = g.dshared_logit,
+                                     .logits = a.shared_logit,
+                                     .rule = gate_rule,
+                                     .experts = a.shared_choice,
+                                     .dweights = g.dshared_weight});
+    }
+    const Tensor dshared = has_gate ? g.dshared_out : dout;
+    if (pass.inputs) {
+        linear_backward_input(pass.stream, {.dx = g.dshared_hidden,
+                                            .dy = dshared,
+                                            .w = block.weight(p.shared_down_w)});
+        swiglu_backward(pass.stream,
+                        {.dgate_up = g.dshared_up,
+                         .dout = g.dshared_hidden,
+                         .gate_up = a.shared_preact,
+                         .out = pass.recomputes_elementwise() ? a.shared_hidden : Tensor{},
+                         .clamped = block.layer.clamped});
+    }
+    pass.weight_gradient(p.shared_down_w, -1, a.shared_hidden, dshared);
+    pass.weight_gradient_of_norm(p.shared_up_w, -1, a.norm2, g.dshared_up);
+    if (has_gate) pass.weight_gradient_of_norm(p.shared_gate_w, -1, a.norm2, g.dshared_logit);
+}
+
+/// g.dy: what the router, the experts and the shared expert give, added up.
+void add_input_gradients(const BackwardPass& pass) {
+    const Block& block = pass.block;
+    const BlockParameters& p = block.parameters;
+    const BlockGradients& g = pass.g;
+    Stream& stream = pass.stream;
+    const Tensor sum = block.residual.partial(g.dy);
+    linear_backward_input(stream,
+                          {.dx = sum, .dy = g.dlogits, .w = block.weight(p.router_w)});
+    combine(stream, {.out = sum,
+                     .y = g.dgrouped,
+                     .row_of = block.activations.row_of,
+                     .residual = sum});
+    const auto add = [&](Tensor dy, int weight) {
+        linear_backward_input(stream,
+                              {.dx = g.dshared_input, .dy = dy, .w = block.weight(weight)});
+        combine(stream, {.out = sum, .y = g.dshared_input, .residual = sum});
+    };
+    if (block.layer.experts.n_ff_shared > 0) add(g.dshared_up, p.shared_up_w);
+    if (block.layer.experts.shared_gate) add(g.dshared_logit, p.shared_gate_w);
+    block.residual.add_partials(stream, g.dy);
+}
+
+}  // namespace
+
+Addends expert_layer_forward(Stream& stream, const Block& block, Tensor out) {
+    const BlockActivations& a = block.activations;
+    const bool has_shared = block.layer.experts.n_ff_shared > 0;
+    block.residual.tensor().wait(stream, Lane::inputs);
+    if (out) choose_experts(stream, block);
+    if (has_shared) shared_forward(stream, block);
+    experts_forward(stream, block);
+    if (!out) return {};
+    return block.residual.add_sum(stream, out, a.x_mid, [&](Tensor sum, Tensor residual) {
+        combine(stream, {.out = sum,
+                         .y = a.expert_out,
+                         .row_of = a.row_of,
+                         .weights = a.expert_weights,
+                         .residual = residual});
+        if (has_shared)
+            combine(stream, {.out = sum,
+                             .y = a.shared_out,
+                             .weights = a.shared_weight,
+                             .residual = sum});
+    });
+}
+
+void expert_layer_backward(const BackwardPass& pass) {
+    const Tensor dout = pass.gather_dres(pass.g.dout);
+    pass.restore(pass.block.norm2());
+    pass.block.residual.tensor().wait(pass.stream, Lane::gradients);
+    experts_backward(pass, dout);
+    if (pass.inputs) pass.block.experts.released(pass.stream);
+    if (pass.weights) pass.block.experts.ready(pass.stream);
+    if (pass.block.layer.experts.n_ff_shared > 0) shared_backward(pass, dout);
+    router_backward(pass);
+    if (pass.inputs) add_input_gradients(pass);
+}
+
+size_t expert_layer_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype,
+                                  int64_t rows, int64_t sequences) {
+    const ExpertSpec& e = layer.experts;
+    const int64_t C = layer.n_embd, E = e.n_expert, R = rows * e.n_expert_per_token,
+                  S = e.n_ff_shared;
+    size_t most = std::max(
+        {grouped_linear_scratch_bytes(stream,
+                                      {.dtype = dtype, .E = E, .R = R, .N = 2 * e.n_ff, .K = C}),
+         grouped_linear_scratch_bytes(stream, {.dtype = dtype, .E = E, .R = R, .N = C, .K = e.n_ff}),
+         route_scratch_bytes(rows, sequences, E), group_rows_scratch_bytes(stream, R, E),
+         linear_scratch_bytes(stream, dtype, rows, E, C)});
+    if (S > 0)
+        most = std::max({most, linear_scratch_bytes(stream, dtype, rows, 2 * S, C),
+                         linear_scratch_bytes(stream, dtype, rows, C, S)});
+    if (e.shared_gate)
+        most = std::max({most, route_scratch_bytes(rows, 1, 1),
+                         linear_scratch_bytes(stream, dtype, rows, 1, C)});
+    return most;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,86 @@
+// What the routers of a model did in a training step: how often they chose each expert, over all
+// micro-batches and ranks. The next step's balance follows from it, and metrics show it.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "base/tensor.h"
+#include "device/memory.h"
+#include "device/stream.h"
+#include "kernels/experts/balance.h"
+#include "model/spec.h"
+#include "parallel/state/parameters.h"
+
+namespace train_gpt {
+
+/// The tokens over which a balance loss takes the experts' shares: each sequence, each micro-batch,
+/// or a step, for which the step before stands.
+enum class BalanceLevel : uint8_t { sequence, micro_batch, step };
+
+/// The auxiliary losses of routers, for each token on average (kernels/experts/route.h): in their
+/// gradients alone, since the losses that a run reports are without them.
+struct RouterLosses {
+    float balance = 0;
+    BalanceLevel level = BalanceLevel::step;
+    float z_loss = 0;
+};
+
+/// The counts of a step on the host. All are [routers, n_expert], in the order of the layers that
+/// have experts.
+struct RouterReport {
+    int n_expert = 0;
+    std::vector<int32_t> chosen = {};  // how often each expert was chosen
+    std::vector<int32_t> mass = {};    // Σ of its probability, in a unit that is the same for all
+    std::vector<float> biases = {};    // its selection bias in the step; empty if there are none
+
+    int64_t routers() const { return n_expert > 0 ? std::ssize(chosen) / n_expert : 0; }
+};
+
+class RouterCounts {
+  public:
+    /// The counts of all the model's routers, whichever of them are on this rank. micro_batches: of
+    /// the largest step, on all ranks. is_alone: no other rank has any. Nothing is taken for a model
+    /// without experts.
+    RouterCounts(const DecoderSpec& spec, int64_t micro_batches, bool is_alone, Arena& arena);
+
+    explicit operator bool() const { return routers_ > 0; }
+    int64_t routers() const { return routers_; }
+
+    void begin_step(Stream& stream);
+    /// A micro-batch of so many tokens: its counts int32 and probabilities fp32, [S, E].
+    void add(Stream& stream, int router, Tensor counts, Tensor probabilities, int64_t tokens);
+    /// Adds up the counts of all ranks. counts: whether this rank's are among them; of the ranks
+    /// that route the same tokens, one has them counted.
+    void add_over_ranks(Stream& stream, ParameterStore& parameters, bool counts);
+    /// After the step's update, of which this is the state.
+    void finish_step(Stream& stream, const StepState* state);
+
+    /// Each expert's share of router's choices in the last step, fp32 [1, E]; before the first one
+    /// 1/E.
+    Tensor load(int router) const { return load_.row_range(router, 1); }
+    /// Its counts in this step, int32 [1, E].
+    Tensor chosen(int router) const { return totals_.row_range(router, 1); }
+    /// Where its selection bias is kept in fp32, [1, E].
+    Tensor bias(int router) const { return biases_.row_range(router, 1); }
+
+    /// The counts from which the load follows, for checkpoints. After all work on the device.
+    std::vector<int32_t> last_counts() const;
+    void set_last_counts(const std::vector<int32_t>& counts);
+
+    /// Submits the copy of the counts to memory on the host, `place` 0 or 1. report() is what has
+    /// arrived there.
+    void copy_to_host(Stream& stream, int place);
+    RouterReport report(int place) const;
+
+  private:
+    int64_t routers_ = 0, n_expert_ = 0;
+    bool has_bias_ = false;
+    float unit_ = 1;  // of mass
+    Device device_;
+    Tensor totals_;              // int32 [2·routers, E]: chosen, and mass
+    Tensor last_, load_;         // of the last step: int32 and fp32 [routers, E]
+    Tensor biases_, all_biases_; // fp32 [routers, E]: −∞ of routers on other ranks; and of all
+    Tensor host_totals_, host_biases_;  // of two steps
+};
+
+}  // namespace train_gpt

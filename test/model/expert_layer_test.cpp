@@ -1,0 +1,184 @@
+// Mixtures of experts in whole models. Random mixtures against a float64 reference are among the
+// decoders of stage_contracts_test.cpp.
+#include "model/expert_layer.h"
+
+#include <cmath>
+#include <functional>
+
+#include "device/copy.h"
+#include "model/families/llama.h"
+#include "test/catch.h"
+#include "test/model/random_spec.h"
+#include "test/model/tiny_model.h"
+#include "test/random.h"
+
+using namespace train_gpt;
+
+namespace {
+
+DecoderSettings small_llama() {
+    return {.n_layer = 2,
+            .n_head = 2,
+            .n_embd = 8 * random_int(2, 4),
+            .n_ctx = 64,
+            .vocab_size = 60,
+            .n_ff = random_int(5, 40)};
+}
+
+std::vector<int32_t> random_tokens(size_t n, int64_t vocab_size) {
+    std::vector<int32_t> tokens(n);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(random_int(0, vocab_size - 1));
+    return tokens;
+}
+
+std::vector<int32_t> counts_of(const TinyModel& m, int router) {
+    const Tensor chosen = m.routers->chosen(router);
+    std::vector<int32_t> counts(static_cast<size_t>(chosen.numel()));
+    copy_now(m.stream.device, counts.data(), chosen.data, chosen.bytes());
+    return counts;
+}
+
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+    REQUIRE(a.size() == b.size());
+    double square = 0, norm = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+        square += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+        norm += double{b[i]} * b[i];
+    }
+    if (!std::isfinite(square)) return INFINITY;
+    return std::sqrt(square / std::max(norm, 1e-300));
+}
+
+}  // namespace
+
+TEST_CASE("one expert computes what an MLP with its weights does", "[model][cuda]") {
+    ON_EACH_DEVICE();
+    const int B = 2, T = static_cast<int>(random_int(2, 9));
+    DecoderSettings settings = small_llama();
+    const DecoderSpec dense_spec = llama.spec(settings);
+    settings.n_expert = settings.n_expert_per_token = 1;
+    settings.n_ff_expert = settings.n_ff;
+    settings.router_normalise = random_int(0, 1) == 0;  // softmax over one expert is 1
+    const DecoderSpec spec = llama.spec(settings);
+    TinyModel dense(dense_spec, B, T, DType::fp32), mixture(spec, B, T, DType::fp32);
+    for (TinyModel* m : {&dense, &mixture}) m->stream.settings.gemm = KernelSettings::Gemm::own;
+
+    const Registry theirs = registry_of(dense_spec), ours = registry_of(spec);
+    for (int i = 0; i < mixture.count(); ++i)
+        mixture.parameters->state.set(
+            i, random_normal(static_cast<size_t>(mixture.parameter(i).numel()), 0.1f));
+    for (size_t l = 0; l < ours.blocks.size(); ++l)
+        for (const auto member : block_parameters)
+            if (const int to = theirs.blocks[l].*member; to >= 0) {
+                std::vector<float> values(static_cast<size_t>(dense.parameter(to).numel()));
+                mixture.parameters->state.read_weights(ours.blocks[l].*member, 0, values);
+                dense.parameters->state.set(to, values);
+            }
+    for (const auto member : {&Registry::tokens, &Registry::final_norm_w, &Registry::head}) {
+        std::vector<float> values(static_cast<size_t>(dense.parameter(theirs.*member).numel()));
+        mixture.parameters->state.read_weights(ours.*member, 0, values);
+        dense.parameters->state.set(theirs.*member, values);
+    }
+    for (TinyModel* m : {&dense, &mixture}) m->parameters->state.clear_padding();
+    const auto n = static_cast<size_t>(B * T);
+    const std::vector<int32_t> tokens = random_tokens(n, spec.vocab_size),
+                               targets = random_tokens(n, spec.vocab_size);
+    dense.run(tokens.data(), targets.data());
+    mixture.run(tokens.data(), targets.data());
+    CAPTURE(T, described(spec));
+    CHECK(relative_difference(mixture.losses(), dense.losses()) < 1e-6);
+    for (size_t l = 0; l < ours.blocks.size(); ++l) {
+        for (const auto member : block_parameters)
+            if (const int i = theirs.blocks[l].*member; i >= 0) {
+                CAPTURE(dense.parameter(i).name);
+                CHECK(relative_difference(mixture.gradient(ours.blocks[l].*member),
+                                          dense.gradient(i)) < 1e-5);
+            }
+        // Whatever its logit, the one expert has the weight 1.
+        for (const float gradient : mixture.gradient(ours.blocks[l].router_w))
+            CHECK(std::abs(gradient) <= 1e-6f);
+    }
+}
+
+TEST_CASE("all tokens may go to one expert, and experts without tokens have no gradient",
+          "[model][cuda]") {
+    ON_EACH_DEVICE();
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        const int B = 1, T = 64;
+        DecoderSettings settings = small_llama();
+        const bool many = !device_is_simulated() && random_int(0, 1) == 0;
+        settings.n_expert = many ? 128 : random_int(4, 9);
+        settings.n_expert_per_token = many ? 8 : 1;
+        settings.n_ff_expert = 8 * random_int(1, 3);
+        settings.router_bias = true;
+        const DecoderSpec spec = llama.spec(settings);
+        TinyModel m(spec, B, T, dtype);
+        m.parameters->state.initialize(test_rng()());
+        const Registry registry = registry_of(spec);
+        const auto E = static_cast<size_t>(spec.experts.n_expert);
+        const auto k = static_cast<size_t>(spec.experts.n_expert_per_token);
+        // So large that the tokens' own logits do not matter
+        const size_t first = static_cast<size_t>(random_int(0, static_cast<int64_t>(E - k)));
+        std::vector<float> bias(E);
+        for (size_t i = 0; i < k; ++i) bias[first + i] = 50;
+        for (const BlockParameters& p : registry.blocks) m.parameters->state.set(p.router_b, bias);
+        const std::vector<int32_t> tokens = random_tokens(T, spec.vocab_size),
+                                   targets = random_tokens(T, spec.vocab_size);
+        const double loss = m.run(tokens.data(), targets.data());
+        CAPTURE(E, k, first, name_of(dtype));
+        CHECK(std::isfinite(loss));
+        for (size_t l = 0; l < registry.blocks.size(); ++l) {
+            const std::vector<int32_t> counts = counts_of(m, static_cast<int>(l));
+            for (const int w : {registry.blocks[l].up_w, registry.blocks[l].down_w}) {
+                const std::vector<float> gradient = m.gradient(w);
+                const size_t each = gradient.size() / E;
+                for (size_t e = 0; e < E; ++e) {
+                    const bool used = e >= first && e < first + k;
+                    CHECK(counts[e] == (used ? T : 0));
+                    double square = 0;
+                    for (size_t i = 0; i < each; ++i)
+                        square += double{gradient[e * each + i]} * gradient[e * each + i];
+                    CHECK(std::isfinite(square));
+                    CHECK((square > 0) == used);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("recomputation routes no token twice", "[model][cuda]") {
+    ON_EACH_DEVICE();
+    const int B = 2, T = 8;
+    DecoderSettings settings = small_llama();
+    settings.n_expert = 5, settings.n_expert_per_token = 2;
+    settings.n_ff_shared = 6, settings.shared_gate = true;
+    const DecoderSpec spec = llama.spec(settings);
+    const auto n = static_cast<size_t>(B * T);
+    const std::vector<int32_t> tokens = random_tokens(n, spec.vocab_size),
+                               targets = random_tokens(n, spec.vocab_size);
+    const uint64_t seed = test_rng()();
+    std::vector<std::vector<float>> gradients;
+    for (const Recompute level : {Recompute::none, Recompute::elementwise, Recompute::block}) {
+        TinyModel m(spec, registry_of(spec),
+                    {.B = B,
+                     .T = T,
+                     .recompute = level,
+                     .router_losses = {.balance = 0.5f, .level = BalanceLevel::sequence}},
+                    DType::bf16);
+        m.parameters->state.initialize(seed);
+        m.run(tokens.data(), targets.data(), true, 2);
+        m.run(tokens.data(), targets.data(), false, 2);
+        for (int router = 0; router < spec.n_layer; ++router) {
+            int64_t total = 0;
+            for (const int32_t count : counts_of(m, router)) total += count;
+            CHECK(total == 2 * B * T * 2);  // micro-batches, tokens, experts of a token
+        }
+        for (size_t i = 0; i < static_cast<size_t>(m.count()); ++i) {
+            const std::vector<float> gradient = m.gradient(static_cast<int>(i));
+            if (level == Recompute::none)
+                gradients.push_back(gradient);
+            else
+                CHECK(gradient == gradients[i]);
+        }
+    }
+}
