@@ -323,7 +323,7 @@ TEST_CASE("a combination that no family has is kept in files that say so", "[fam
     CHECK(llama.spec(settings).family == &mistral);
     settings.biases = Biases::qkv;
     CHECK(llama.spec(settings).family == &qwen2);
-    settings.biases = Biases::none, settings.qk_norm = true;
+    settings.biases = Biases::none, settings.qk_norm = QkNormKind::head;
     CHECK(llama.spec(settings).family == &qwen3);
     // One that several families hold stays in the files of its own.
     for (const Family* family : llama_class_families)
@@ -353,7 +353,7 @@ TEST_CASE("a combination without a meaning is refused in a sentence", "[families
     refused(llama, with([](S& s) { s.init_std = 2; }), "init_std = 2");
     refused(llama, with([](S& s) { s.head_softcap = -30; }), "head_softcap = -30");
     refused(gpt2, with([](S& s) { s.attention_softcap = 1e-9; }), "attention_softcap = 1e-09");
-    refused(gpt2, with([](S& s) { s.qk_norm = true; }), "set positions to rope");
+    refused(gpt2, with([](S& s) { s.qk_norm = QkNormKind::head; }), "set positions to rope");
     refused(gpt2, with([](S& s) { s.rope_scaling.scaling = RopeScaling::linear; }),
             "set positions to rope");
     refused(llama,

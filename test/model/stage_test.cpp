@@ -244,7 +244,7 @@ TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
     if (normalizes_heads) {
         spec.positions = Positions::rope;
         spec.rope = {.D = spec.head_size, .theta = 100};
-        spec.qk_norm = true;
+        spec.qk_norm = QkNormKind::head;
     }
     CAPTURE(described(spec));
     const int B = static_cast<int>(random_int(1, 3)),

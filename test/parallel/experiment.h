@@ -54,7 +54,27 @@ inline DecoderSpec shared_spec(int ranks) {
                       .positions = rotary ? Positions::rope : Positions::learned,
                       .init_std = 0.1,
                       .rope_theta = 100};
-    return gpt2.spec(experts ? with_experts(settings, ranks) : settings);
+    if (!experts) return gpt2.spec(settings);
+    // Ranks that share products round differently, and a token must not go elsewhere for it: all
+    // experts, or those that biases decide on (place_routers()).
+    settings = with_experts(settings, ranks);
+    if (random_int(0, 1) == 0)
+        settings.n_expert = settings.n_expert_per_token;
+    else
+        settings.router_bias = true;
+    return gpt2.spec(settings);
+}
+
+/// Router biases so far apart that the tokens' own logits do not matter.
+inline void place_routers(ParameterStore& store, const DecoderSpec& spec) {
+    const auto E = static_cast<size_t>(spec.experts.n_expert);
+    if (spec.experts.n_expert == spec.experts.n_expert_per_token) return;
+    for (size_t i = 0; i < store.parameters().size(); ++i) {
+        if (!store.parameters()[i].name.ends_with("mlp.gate.bias")) continue;
+        std::vector<float> biases(E);
+        for (size_t e = 0; e < E; ++e) biases[e] = 20.0f * static_cast<float>((e + i) % E);
+        store.state.set(static_cast<int>(i), biases);
+    }
 }
 
 struct Batch {
@@ -92,6 +112,10 @@ struct Experiment {
                     {"parallel.tensor_keep_gathered", random_int(0, 1) ? "true" : "false"},
                     {"parallel.bucket_mb", "0.02"},
                     {"optimizer.z_loss", random_int(0, 1) ? "0.01" : "0"},
+                    {"router.balance", random_int(0, 1) ? "loss" : "bias"},
+                    {"router.level", std::array{"sequence", "micro_batch",
+                                                "step"}[static_cast<size_t>(random_int(0, 2))]},
+                    {"router.z_loss", random_int(0, 1) ? "0.01" : "0"},
                     {"optimizer.epsilon", "0.001"},
                     {"optimizer.grad_clip", "0.5"}};
     }
@@ -154,6 +178,7 @@ class Rank {
                    arena_, mesh.rank()) {
         trainer_.connect(mesh);
         trainer_.parameters.state.initialize(experiment.seed);
+        place_routers(trainer_.parameters, experiment.spec);
         trainer_.parameters.weights.gather_all(trainer_.stream);
     }
 

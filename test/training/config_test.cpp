@@ -629,7 +629,7 @@ TEST_CASE("where a configuration departs from its family, its model does", "[con
     m.family = "llama", m.n_layer = 3, m.n_head = 6, m.n_embd = 42, m.n_ctx = 64;
     m.n_kv_head = 2, m.head_size = 12, m.n_ff = 50;
     m.norm = Norm::layer, m.norm_epsilon = 1e-4, m.mlp = Mlp::gelu, m.bias = Biases::qkv;
-    m.qk_norm = true, m.tied_head = true, m.attention_softcap = 50, m.head_softcap = 30;
+    m.qk_norm = QkNormKind::head, m.tied_head = true, m.attention_softcap = 50, m.head_softcap = 30;
     m.init_std = 0.3, m.init_residual_scaling = false, m.init_zero_projections = true;
     m.rope_theta = 77, m.rope_scaling = RopeScaling::llama3, m.rope_factor = 3;
     m.rope_low_freq_factor = 1.5, m.rope_high_freq_factor = 5, m.rope_original_n_ctx = 32;
@@ -647,7 +647,7 @@ TEST_CASE("where a configuration departs from its family, its model does", "[con
                                .norm_epsilon = 1e-4,
                                .mlp = Mlp::gelu,
                                .biases = Biases::qkv,
-                               .qk_norm = true,
+                               .qk_norm = QkNormKind::head,
                                .tied_head = true,
                                .attention_softcap = 50,
                                .head_softcap = 30,
