@@ -62,18 +62,31 @@ Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m,
 }
 
 template <class Real>
-SwigluReference swiglu_reference(int64_t F, const Values& gate_up, const Values& dout,
-                                 DType stored) {
+SwigluReference swiglu_reference(int64_t F, const Values& gate_up, const Values& dout, DType stored,
+                                 const std::optional<ClampedSwiglu>& clamped) {
     const size_t columns = static_cast<size_t>(F);
     std::vector<Real> out(gate_up.size() / 2), dgate_up(dout.size() * 2);
     for (size_t i = 0; i < out.size(); ++i) {
         const size_t at = i / columns * 2 * columns + i % columns;
         const Real gate = static_cast<Real>(gate_up[at]),
                    up = static_cast<Real>(gate_up[at + columns]);
+        const Real gradient = dout.empty() ? Real(0) : static_cast<Real>(dout[i]);
+        if (clamped) {
+            const Real alpha = static_cast<Real>(clamped->alpha),
+                       limit = static_cast<Real>(clamped->limit);
+            const Real g = std::min(gate, limit), u = std::clamp(up, -limit, limit);
+            const Real sigma = Real(1) / (Real(1) + std::exp(-alpha * g));
+            out[i] = (u + Real(1)) * g * sigma;
+            if (dout.empty()) continue;
+            if (gate <= limit)
+                dgate_up[at] =
+                    gradient * (u + Real(1)) * (sigma * (Real(1) + alpha * g * (Real(1) - sigma)));
+            if (-limit <= up && up <= limit) dgate_up[at + columns] = gradient * g * sigma;
+            continue;
+        }
         const Real sigma = Real(1) / (Real(1) + std::exp(-gate));
         out[i] = gate * sigma * up;
         if (dout.empty()) continue;
-        const Real gradient = static_cast<Real>(dout[i]);
         dgate_up[at] = gradient * up * (sigma * (Real(1) + gate * (Real(1) - sigma)));
         dgate_up[at + columns] = gradient * (gate * sigma);
     }
@@ -359,8 +372,10 @@ template Values product_reference<float>(GemmOp, const Values&, const Values&, i
                                          int64_t);
 template Values product_reference<double>(GemmOp, const Values&, const Values&, int64_t, int64_t,
                                           int64_t);
-template SwigluReference swiglu_reference<float>(int64_t, const Values&, const Values&, DType);
-template SwigluReference swiglu_reference<double>(int64_t, const Values&, const Values&, DType);
+template SwigluReference swiglu_reference<float>(int64_t, const Values&, const Values&, DType,
+                                                 const std::optional<ClampedSwiglu>&);
+template SwigluReference swiglu_reference<double>(int64_t, const Values&, const Values&, DType,
+                                                  const std::optional<ClampedSwiglu>&);
 template NormReference norm_reference<float>(const NormProblem&, DType);
 template NormReference norm_reference<double>(const NormProblem&, DType);
 template RopeReference rope_reference<float>(const RopeProblem&, DType);

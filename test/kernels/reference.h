@@ -5,6 +5,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/dtype.h"
@@ -13,6 +14,7 @@
 #include "kernels/linear/gemm.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
+#include "kernels/swiglu.h"
 
 namespace train_gpt {
 
@@ -34,10 +36,11 @@ struct SwigluReference {
     Values out, dgate_up;
 };
 /// gate_up [M, 2F], dout [M, F]: out = silu(gate) ⊙ up, dgate = dout ⊙ up ⊙ silu'(gate),
-/// dup = dout ⊙ silu(gate), silu(x) = x / (1 + e^−x).
+/// dup = dout ⊙ silu(gate), silu(x) = x / (1 + e^−x). Or the clamped form (ClampedSwiglu).
 template <class Real>
 SwigluReference swiglu_reference(int64_t F, const Values& gate_up, const Values& dout,
-                                 DType stored = DType::fp32);
+                                 DType stored = DType::fp32,
+                                 const std::optional<ClampedSwiglu>& clamped = {});
 
 struct NormProblem {
     Norm norm = Norm::layer;
