@@ -26,6 +26,9 @@ constexpr int forward_threads = 256, backward_threads = 128, backward_resident =
 /// The maximum number of blocks that sum the weights' gradients of q or of k.
 constexpr int64_t max_backward_blocks = 512;
 
+/// What a norm takes the mean over.
+enum class NormOver : uint8_t { nothing, head, width };
+
 /// The heads of q or of k: which are read and which are written (maybe the same), and their number.
 template <class T>
 struct Heads {
@@ -36,6 +39,28 @@ struct Heads {
     __device__ __forceinline__ void read() {
         read_now(from.data, from.batch, from.token, from.head);
         read_now(to.data, to.batch, to.token, to.head, w, count);
+    }
+};
+
+/// What a norm over the whole width reads: each token's sums and dot products of q and of k, and
+/// the reciprocals of their numbers of elements.
+struct WholeWidth {
+    const float *sums, *dots;
+    float scale[2];
+
+    WholeWidth() = default;
+    WholeWidth(const QkNormWidth& width, int D)
+        : sums(static_cast<const float*>(width.sums.data)),
+          dots(static_cast<const float*>(width.dots.data)),
+          scale{width.H > 0 ? 1.0f / static_cast<float>(width.H * D) : 0.0f,
+                width.H_kv > 0 ? 1.0f / static_cast<float>(width.H_kv * D) : 0.0f} {}
+
+    /// `which`: 0 for q, 1 for k.
+    __device__ __forceinline__ float rho(int token, int which, float epsilon) const {
+        return rsqrtf(sums[2 * token + which] * scale[which] + epsilon);
+    }
+    __device__ __forceinline__ float mean(int token, int which, float rho) const {
+        return dots[2 * token + which] * rho * scale[which];
     }
 };
 
@@ -89,6 +114,8 @@ template <int width, int vectors>
 struct Floats {
     float first[vectors][width], second[vectors][width];
 
+    Floats() = default;
+
     template <class T>
     __device__ __forceinline__ explicit Floats(const LaneElements<T, width, vectors>& elements) {
 #pragma unroll
@@ -127,7 +154,11 @@ struct Angles {
     // Zeros beyond the head: what they turn adds to the backward pass's sums over a head.
     float cosines[vectors][width] = {}, sines[vectors][width] = {};
 
+    Angles() = default;
     __device__ __forceinline__ Angles(const Tokens& tokens, int token, int t) {
+        load(tokens, token, t);
+    }
+    __device__ __forceinline__ void load(const Tokens& tokens, int token, int t) {
         const int64_t position =
             tokens.first_position + t - (tokens.doc_start ? tokens.doc_start[token] : 0);
         const float* const row = tokens.table + position * tokens.D;
@@ -136,8 +167,8 @@ struct Angles {
         for (int k = 0; k < vectors; ++k) {
             const int column = LaneElements<float, width, vectors>::column(k);
             if (column >= half) continue;
-            load(cosines[k], row + column);
-            load(sines[k], row + half + column);
+            load_floats(cosines[k], row + column);
+            load_floats(sines[k], row + half + column);
         }
     }
     /// Turns by the angles, or with direction −1 back by them.
@@ -155,7 +186,7 @@ struct Angles {
     }
 
   private:
-    static __device__ __forceinline__ void load(float (&to)[width], const float* from) {
+    static __device__ __forceinline__ void load_floats(float (&to)[width], const float* from) {
         constexpr int step = width == 1 ? 1 : Pack<float>::size;
 #pragma unroll
         for (int i = 0; i < width; i += step) {
@@ -180,11 +211,13 @@ struct TurnArgs {
     Tokens tokens;
     Heads<T> q, k;
     float direction;
+    WholeWidth whole;
 };
 
 /// The forward pass, or without a norm either pass. blockDim: lanes of a head, parts of tokens.
-template <class T, int width, int vectors, bool normed>
-__global__ void __launch_bounds__(forward_threads, normed ? 2 : 3) turn_heads(TurnArgs<T> args) {
+template <class T, int width, int vectors, NormOver over>
+__global__ void __launch_bounds__(forward_threads, over == NormOver::nothing ? 3 : 2)
+    turn_heads(TurnArgs<T> args) {
     args.tokens.read();
     args.q.read();
     args.k.read();
@@ -196,9 +229,11 @@ __global__ void __launch_bounds__(forward_threads, normed ? 2 : 3) turn_heads(Tu
     const int b = token / tokens.T, t = token % tokens.T;
     const Angles<width, vectors> angles(tokens, token, t);
 
-    const auto process = [&](const Heads<T>& heads) {
+    const auto process = [&](const Heads<T>& heads, int which) {
         Lane weights;
-        if (normed) weights.load(heads.w, half);
+        if (over == NormOver::head) weights.load(heads.w, half);
+        float rho_of_token = 0;
+        if (over == NormOver::width) rho_of_token = args.whole.rho(token, which, tokens.epsilon);
         const HeadsOfToken<T> from(heads.from, b, t), to(heads.to, b, t);
         for (int head = part; head < heads.count; head += batch * tokens.parts) {
             Lane loaded[batch] = {};  // zeros beyond the heads: no register is read unwritten
@@ -210,7 +245,14 @@ __global__ void __launch_bounds__(forward_threads, normed ? 2 : 3) turn_heads(Tu
             for (int i = 0; i < batch; ++i) {
                 if (head + i * tokens.parts >= heads.count) break;
                 Floats<width, vectors> x(loaded[i]);
-                if (normed) {
+                if (over == NormOver::width) {
+                    weights.load(heads.w + (head + i * tokens.parts) * tokens.D, half);
+                    const Floats<width, vectors> w(weights);
+                    x.each(
+                        [=](float& value, float weight) { value = value * rho_of_token * weight; },
+                        w);
+                }
+                if (over == NormOver::head) {
                     float squares = 0;
                     x.each([&](float value) { squares += value * value; });
                     const float rho =
@@ -223,15 +265,72 @@ __global__ void __launch_bounds__(forward_threads, normed ? 2 : 3) turn_heads(Tu
             }
         }
     };
-    process(args.q);
-    process(args.k);
+    process(args.q, 0);
+    process(args.k, 1);
+}
+
+template <class T>
+struct SumArgs {
+    Tokens tokens;
+    Heads<T> q, k;  // from: what the forward pass reads; to: the gradients
+    float* sums;    // [tokens, 2]
+};
+
+/// Of each token, Σ x² over the heads of q (blockIdx.y = 0) or k, or Σ g ⊙ w ⊙ x, where g is the
+/// gradient turned back. A warp takes a token: its groups of lanes take the token's heads in turn,
+/// `batch` at a time.
+template <class T, int width, int vectors, bool dots>
+__global__ void __launch_bounds__(forward_threads, 2) sum_heads(SumArgs<T> args) {
+    args.tokens.read();
+    args.q.read();
+    args.k.read();
+    using Lane = LaneElements<T, width, vectors>;
+    const Tokens& tokens = args.tokens;
+    const int item = static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y),
+              token = item / tokens.parts, part = item % tokens.parts, half = tokens.D / 2;
+    if (token >= tokens.count) return;  // a whole warp
+    const int b = token / tokens.T, t = token % tokens.T;
+    const Heads<T>& heads = blockIdx.y == 0 ? args.q : args.k;
+    const HeadsOfToken<T> values(heads.from, b, t), gradients(heads.to, b, t);
+    Angles<width, vectors> angles;
+    if constexpr (dots) angles.load(tokens, token, t);
+    float sum = 0;
+    for (int head = part; head < heads.count; head += batch * tokens.parts) {
+        Lane of_x[batch] = {}, of_gradient[batch] = {};
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            if (head + i * tokens.parts >= heads.count) break;
+            of_x[i].load(values[head + i * tokens.parts], half);
+            if (dots) of_gradient[i].load(gradients[head + i * tokens.parts], half);
+        }
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            if (head + i * tokens.parts >= heads.count) break;
+            Floats<width, vectors> x(of_x[i]);
+            if constexpr (dots) {
+                Lane weights;
+                weights.load(heads.w + (head + i * tokens.parts) * tokens.D, half);
+                Floats<width, vectors> g(of_gradient[i]);
+                const Floats<width, vectors> w(weights);
+                angles.turn(g, -1.0f);
+                x.each([&](float value, float gradient,
+                           float weight) { sum += gradient * weight * value; },
+                       g, w);
+            } else {
+                x.each([&](float value) { sum += value * value; });
+            }
+        }
+    }
+    sum = warp_sum(sum);
+    if (part == 0 && threadIdx.x == 0) args.sums[2 * token + static_cast<int>(blockIdx.y)] = sum;
 }
 
 template <class T>
 struct BackwardArgs {
     Tokens tokens;
     Heads<T> q, k;    // from: what the forward pass read; to: the gradients, in place
-    float* partials;  // [2, blocks, sums of a block]
+    float* partials;  // [2, blocks, sums of a block], over the whole width [heads, blocks, …]
+    WholeWidth whole;
 };
 
 /// The sums of a block: element e of each lane, [elements, lanes], where e counts the halves, then
@@ -340,18 +439,84 @@ __global__ void __launch_bounds__(backward_threads, backward_resident)
                dw);
 }
 
+/// The backward pass with a norm over the whole width. A block takes `batch` heads of q or of k,
+/// number blockIdx.y of them, whose weights and the sums of whose gradients it holds, and every
+/// gridDim.x-th group of blockDim.y tokens.
+template <class T, int width, int vectors>
+__global__ void __launch_bounds__(backward_threads, backward_resident)
+    backward_width(BackwardArgs<T> args) {
+    args.tokens.read();
+    args.q.read();
+    args.k.read();
+    using Lane = LaneElements<T, width, vectors>;
+    const Tokens& tokens = args.tokens;
+    const int of_q = ceil_div(args.q.count, batch), number = static_cast<int>(blockIdx.y),
+              which = number < of_q ? 0 : 1, first_head = (number - which * of_q) * batch,
+              half = tokens.D / 2;
+    const Heads<T> heads = which == 0 ? args.q : args.k;
+    Lane weights[batch] = {};
+#pragma unroll
+    for (int i = 0; i < batch; ++i)
+        if (first_head + i < heads.count)
+            weights[i].load(heads.w + (first_head + i) * tokens.D, half);
+    Floats<width, vectors> dw[batch];
+#pragma unroll
+    for (int i = 0; i < batch; ++i) dw[i] = Floats<width, vectors>(Lane{});
+    for (int token = static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y); token < tokens.count;
+         token += static_cast<int>(gridDim.x * blockDim.y)) {
+        const int b = token / tokens.T, t = token % tokens.T;
+        const HeadsOfToken<T> values(heads.from, b, t), gradients(heads.to, b, t);
+        Lane of_x[batch] = {}, of_gradient[batch] = {};
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            if (first_head + i >= heads.count) break;
+            of_x[i].load(values[first_head + i], half);
+            of_gradient[i].load(gradients[first_head + i], half);
+        }
+        const Angles<width, vectors> angles(tokens, token, t);
+        const float rho = args.whole.rho(token, which, tokens.epsilon),
+                    mean = args.whole.mean(token, which, rho);
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            if (first_head + i >= heads.count) break;
+            Floats<width, vectors> x(of_x[i]), g(of_gradient[i]);
+            const Floats<width, vectors> w(weights[i]);
+            angles.turn(g, -1.0f);
+            x.each(
+                [=](float value, float& gradient, float weight, float& sum) {
+                    const float normal = value * rho;
+                    sum += gradient * normal;
+                    gradient = rho * (gradient * weight - normal * mean);
+                },
+                g, w, dw[i]);
+            g.store(gradients[first_head + i], half);
+        }
+    }
+    const SumsOfBlock of_block{static_cast<int>(blockDim.x), width, vectors};
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+        if (first_head + i >= heads.count) break;
+        const int64_t head = first_head + i + which * args.q.count;
+        if (i > 0) __syncthreads();  // the sums before are read
+        write_sums(args.partials + (head * gridDim.x + blockIdx.x) * of_block.size(), dw[i]);
+    }
+}
+
+/// dq_w and dk_w: the first `of_q` rows of sums, of D each, are q's and the others k's.
 struct Sinks {
-    GradientSink of[2];  // dq_w, dk_w
+    GradientSink of[2];
+    int of_q;
 };
 
-/// sink (+)= Σ_block partials[sink, block]. Each thread block takes 32 places of the sums of sink
+/// sink (+)= Σ_block partials[row, block]. Each thread block takes 32 places of the sums of row
 /// blockIdx.y. Slice s of 32 adds blocks s, s + 32, …; then the slices are added in order.
 constexpr int reduce_slices = 32;
 __global__ void __launch_bounds__(warp_size* reduce_slices)
     reduce_partials(const __grid_constant__ Sinks sinks, const float* partials, int blocks,
                     SumsOfBlock of_block, int D) {
     __shared__ float shared[reduce_slices][warp_size];
-    const GradientSink& sink = sinks.of[blockIdx.y];
+    const int row = static_cast<int>(blockIdx.y), which = row < sinks.of_q ? 0 : 1;
+    const GradientSink& sink = sinks.of[which];
     if (!sink.data) return;
     const int place = static_cast<int>(blockIdx.x) * warp_size + static_cast<int>(threadIdx.x),
               size = of_block.size();
@@ -365,7 +530,7 @@ __global__ void __launch_bounds__(warp_size* reduce_slices)
     __syncthreads();
     const int column = place < size ? of_block.column(place, D) : -1;
     if (threadIdx.y > 0 || column < 0) return;
-    float* out = static_cast<float*>(sink.data) + column;
+    float* out = static_cast<float*>(sink.data) + (row - which * sinks.of_q) * D + column;
     float total = sink.accumulate ? *out : 0.0f;
     for (int slice = 0; slice < reduce_slices; ++slice) total += shared[slice][threadIdx.x];
     *out = total;
@@ -427,9 +592,12 @@ void turn(Stream& stream, const RopeForward& args, float direction) {
                 .tokens = division.tokens,
                 .q = {args.q, args.q_out, static_cast<const T*>(args.norm.q_w.data), s.H},
                 .k = {args.k, args.k_out, static_cast<const T*>(args.norm.k_w.data), s.H_kv},
-                .direction = direction};
-            const auto kernel = args.norm.q_w ? turn_heads<T, width, vectors, true>
-                                              : turn_heads<T, width, vectors, false>;
+                .direction = direction,
+                .whole = WholeWidth(args.norm.width, s.D)};
+            const auto kernel = !args.norm.q_w ? turn_heads<T, width, vectors, NormOver::nothing>
+                                : args.norm.width.sums
+                                    ? turn_heads<T, width, vectors, NormOver::width>
+                                    : turn_heads<T, width, vectors, NormOver::head>;
             kernel<<<static_cast<unsigned>(division.blocks()), division.block(), 0,
                      stream_of(stream)>>>(kernel_args);
             CUDA_CHECK_LAUNCH();
@@ -440,7 +608,7 @@ void turn(Stream& stream, const RopeForward& args, float direction) {
 template <class T>
 void backward_with_norm(Stream& stream, const RopeBackward& args) {
     const RopeShape& s = args.shape;
-    float* partials = stream.scratch_for<float>(rope_scratch_bytes(s));
+    float* partials = stream.scratch_for<float>(rope_scratch_bytes(s, false));
     with_vectors<T>(
         s, args.norm,
         [&](auto width, auto vectors) {
@@ -452,7 +620,8 @@ void backward_with_norm(Stream& stream, const RopeBackward& args) {
                 .tokens = division.tokens,
                 .q = {args.q, args.dq, static_cast<const T*>(args.norm.q_w.data), s.H},
                 .k = {args.k, args.dk, static_cast<const T*>(args.norm.k_w.data), s.H_kv},
-                .partials = partials};
+                .partials = partials,
+                .whole = {}};
             backward_heads<T, width, vectors>
                 <<<dim3(static_cast<unsigned>(blocks), 2), division.block(), 0,
                    stream_of(stream)>>>(kernel_args);
@@ -460,13 +629,98 @@ void backward_with_norm(Stream& stream, const RopeBackward& args) {
             const SumsOfBlock of_block{static_cast<int>(division.lanes), width, vectors};
             const dim3 grid(static_cast<unsigned>(ceil_div(of_block.size(), warp_size)), 2);
             reduce_partials<<<grid, dim3(warp_size, reduce_slices), 0, stream_of(stream)>>>(
-                Sinks{{args.dq_w, args.dk_w}}, partials, static_cast<int>(blocks), of_block, s.D);
+                Sinks{{args.dq_w, args.dk_w}, 1}, partials, static_cast<int>(blocks), of_block,
+                s.D);
             CUDA_CHECK_LAUNCH();
         },
         args.q, args.k, args.dq, args.dk);
 }
 
+/// How many times `batch` heads of q and of k there are, and how many blocks add up their weights'
+/// gradients at most, so that all of them together are about max_backward_blocks.
+int64_t batches_of(const RopeShape& s) {
+    return ceil_div<int64_t>(s.H, batch) + ceil_div<int64_t>(s.H_kv, batch);
+}
+int64_t max_width_blocks(const RopeShape& s) {
+    return std::clamp<int64_t>(max_backward_blocks / batches_of(s), 1, int64_t{s.B} * s.T);
+}
+
+template <class T>
+void backward_over_width(Stream& stream, const RopeBackward& args) {
+    const RopeShape& s = args.shape;
+    float* partials = stream.scratch_for<float>(rope_scratch_bytes(s, true));
+    with_vectors<T>(
+        s, args.norm,
+        [&](auto width, auto vectors) {
+            const Division division(stream, s, args.norm, backward_threads, width);
+            const int64_t resident = int64_t{limits_of(stream).multiprocessors} * backward_resident,
+                          blocks = std::max<int64_t>(
+                              1,
+                              std::min({ceil_div<int64_t>(division.tokens.count, division.groups),
+                                        ceil_div(resident, batches_of(s)), max_width_blocks(s)}));
+            const BackwardArgs<T> kernel_args{
+                .tokens = division.tokens,
+                .q = {args.q, args.dq, static_cast<const T*>(args.norm.q_w.data), s.H},
+                .k = {args.k, args.dk, static_cast<const T*>(args.norm.k_w.data), s.H_kv},
+                .partials = partials,
+                .whole = WholeWidth(args.norm.width, s.D)};
+            backward_width<T, width, vectors>
+                <<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(batches_of(s))),
+                   division.block(), 0, stream_of(stream)>>>(kernel_args);
+            CUDA_CHECK_LAUNCH();
+            const SumsOfBlock of_block{static_cast<int>(division.lanes), width, vectors};
+            const dim3 grid(static_cast<unsigned>(ceil_div(of_block.size(), warp_size)),
+                            static_cast<unsigned>(s.H + s.H_kv));
+            reduce_partials<<<grid, dim3(warp_size, reduce_slices), 0, stream_of(stream)>>>(
+                Sinks{{args.dq_w, args.dk_w}, s.H}, partials, static_cast<int>(blocks), of_block,
+                s.D);
+            CUDA_CHECK_LAUNCH();
+        },
+        args.q, args.k, args.dq, args.dk);
+}
+
+/// The sums of squares, or of gradients times weights times values.
+template <class T, bool dots>
+void sum(Stream& stream, const QkNormDots& args) {
+    const RopeShape& s = args.shape;
+    const QkNorm norm{.q_w = args.q_w, .k_w = args.k_w};
+    const auto launch = [&](auto width, auto vectors) {
+        Division division(stream, s, norm, forward_threads, width);
+        division.tokens.parts = static_cast<int>(warp_size / division.lanes);
+        const SumArgs<T> kernel_args{
+            .tokens = division.tokens,
+            .q = {args.q, args.dq, static_cast<const T*>(args.q_w.data), s.H},
+            .k = {args.k, args.dk, static_cast<const T*>(args.k_w.data), s.H_kv},
+            .sums = static_cast<float*>(args.dots.data)};
+        sum_heads<T, width, vectors, dots><<<dim3(static_cast<unsigned>(division.blocks()), 2),
+                                             division.block(), 0, stream_of(stream)>>>(kernel_args);
+        CUDA_CHECK_LAUNCH();
+    };
+    if constexpr (dots)
+        with_vectors<T>(s, norm, launch, args.q, args.k, args.dq, args.dk);
+    else
+        with_vectors<T>(s, norm, launch, args.q, args.k);
+}
+
 }  // namespace
+
+void qk_norm_sums(Stream& stream, const QkNormSums& args) {
+    with_element_type(args.shape.dtype, [&](auto type) {
+        sum<decltype(type), false>(stream, {.shape = args.shape,
+                                            .dq = {},
+                                            .dk = {},
+                                            .q = args.q,
+                                            .k = args.k,
+                                            .q_w = {},
+                                            .k_w = {},
+                                            .dots = args.sums});
+    });
+}
+
+void qk_norm_dots(Stream& stream, const QkNormDots& args) {
+    with_element_type(args.shape.dtype,
+                      [&](auto type) { sum<decltype(type), true>(stream, args); });
+}
 
 void rope_forward(Stream& stream, const RopeForward& args) {
     with_element_type(args.shape.dtype,
@@ -476,7 +730,9 @@ void rope_forward(Stream& stream, const RopeForward& args) {
 void rope_backward(Stream& stream, const RopeBackward& args) {
     with_element_type(args.shape.dtype, [&](auto type) {
         using T = decltype(type);
-        if (args.norm.q_w)
+        if (args.norm.width.sums)
+            backward_over_width<T>(stream, args);
+        else if (args.norm.q_w)
             backward_with_norm<T>(stream, args);
         else
             turn<T>(stream,
@@ -489,7 +745,10 @@ void rope_backward(Stream& stream, const RopeBackward& args) {
     });
 }
 
-size_t rope_scratch_bytes(const RopeShape& shape) {
+size_t rope_scratch_bytes(const RopeShape& shape, bool whole_width) {
+    if (whole_width)
+        return static_cast<size_t>((shape.H + shape.H_kv) * max_width_blocks(shape) * max_D) *
+               sizeof(float);
     const int64_t items = int64_t{shape.B} * shape.T * std::max(shape.H, shape.H_kv);
     return static_cast<size_t>(std::min(items, max_backward_blocks) * 2 * max_D) * sizeof(float);
 }

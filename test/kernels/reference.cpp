@@ -169,9 +169,10 @@ struct TurnedHeads {
             }
             return result;
         };
+        const auto vectors = static_cast<int64_t>(p.whole_width ? tokens : heads);
         NormProblem norm{.norm = Norm::rms,
-                         .M = static_cast<int64_t>(heads),
-                         .C = p.shape.D,
+                         .M = vectors,
+                         .C = static_cast<int64_t>(x.size()) / vectors,
                          .x = x,
                          .w = w,
                          .b = {},

@@ -66,6 +66,7 @@ struct RopeProblem {
     Values q_w = {}, k_w = {};            // empty: no norm
     Values dq = {}, dk = {};  // the gradients of the results; empty: only the forward pass
     double epsilon = 1e-6;
+    bool whole_width = false;  // the norm is of all heads of a token together
 };
 struct RopeReference {
     Values q, k;                // the results

@@ -1,4 +1,7 @@
 // The operations of rotary position embedding: operations.h says what each entry means.
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/rope.h"
 #include "kernels/rope_table.h"
 #include "test/compare/operations.h"
@@ -44,7 +47,15 @@ HeadsView view(const Call& c, const char* name, int64_t first, int64_t heads) {
 HeadsView q(const Call& c, const char* name) { return view(c, name, 0, packed_heads(c)); }
 HeadsView k(const Call& c, const char* name) { return view(c, name, c['H'], packed_heads(c)); }
 
-QkNorm norm(const Call& c) { return {.q_w = c["q_w"], .k_w = c["k_w"]}; }
+/// Over the whole width if there are sums.
+QkNorm norm(const Call& c) {
+    return {.q_w = c["q_w"],
+            .k_w = c["k_w"],
+            .width = {.H = static_cast<int>(c['H']),
+                      .H_kv = static_cast<int>(c['G']),
+                      .sums = c["sums"],
+                      .dots = c["dots"]}};
+}
 
 /// Heads [first, first + count) of each token's packed heads.
 Values part(const Operands& o, const Values& packed, int64_t first, int64_t count) {
@@ -76,14 +87,19 @@ RopeProblem problem(const Operands& o, const Values& qkv) {
                   .q = part(o, qkv, 0, o['H']),
                   .k = part(o, qkv, o['H'], o['G'])};
     if (o.has("q_w")) p.q_w = o.values("q_w"), p.k_w = o.values("k_w");
+    p.whole_width = o.has("sums");
     return p;
 }
 
-void declare_shared(Operands& o, bool normed) {
+enum Normed { nothing, heads, whole_width };
+
+void declare_shared(Operands& o, Normed normed) {
     const std::vector<float> table = rope_table(frequencies(o), o['T']);
     o.words("table", table.data(), static_cast<int64_t>(table.size()));
-    if (!normed) return;
-    for (const char* name : {"q_w", "k_w"}) o.normal(name, {head_size(o)}, 0.3f, 1);
+    if (normed == nothing) return;
+    const bool whole = normed == whole_width;
+    o.normal("q_w", {(whole ? o['H'] : 1) * head_size(o)}, 0.3f, 1);
+    o.normal("k_w", {(whole ? o['G'] : 1) * head_size(o)}, 0.3f, 1);
 }
 Dims packed_dims(const Operands& o) { return {o['B'], o['T'], packed_heads(o) * head_size(o)}; }
 Dims rotated_dims(const Operands& o) { return {o['B'], o['T'], (o['H'] + o['G']) * head_size(o)}; }
@@ -120,7 +136,7 @@ Operation forward() {
             .letters = letters,
             .declare =
                 [](Operands& o) {
-                    declare_shared(o, false);
+                    declare_shared(o, nothing);
                     o.normal("qkv", packed_dims(o));
                     o.changes("qkv", {.roundings = 1, .terms = 2});
                 },
@@ -145,7 +161,7 @@ Operation backward() {
             .letters = letters,
             .declare =
                 [](Operands& o) {
-                    declare_shared(o, false);
+                    declare_shared(o, nothing);
                     o.normal("dqkv", packed_dims(o));
                     o.changes("dqkv", {.roundings = 1, .terms = 2});
                 },
@@ -161,16 +177,112 @@ Operation backward() {
                              .loss = loss_of_qkv}}};
 }
 
-Operation normed_forward() {
-    return {.name = "rope_norm_forward",
-            .computes = "RMS norm of each head of q and k, turned; into a packed qk",
+/// Room for what a norm over the whole width needs, which prepare() computes.
+void declare_sums(Operands& o, bool dots) {
+    o.room("sums", {o['B'] * o['T'], 2}, DType::fp32);
+    if (dots) o.room("dots", {o['B'] * o['T'], 2}, DType::fp32);
+}
+void sum_squares(Stream& stream, const Call& c) {
+    qk_norm_sums(stream,
+                 {.shape = shape_of(c), .q = q(c, "qkv"), .k = k(c, "qkv"), .sums = c["sums"]});
+}
+void sum_dots(Stream& stream, const Call& c) {
+    qk_norm_dots(stream, {.shape = shape_with_table(c),
+                          .dq = q(c, "dqkv"),
+                          .dk = k(c, "dqkv"),
+                          .q = q(c, "qkv"),
+                          .k = k(c, "qkv"),
+                          .q_w = c["q_w"],
+                          .k_w = c["k_w"],
+                          .dots = c["dots"]});
+}
+
+/// For each token what `of` gives for the elements of its queries, and of its keys.
+template <class F>
+Values of_tokens(const Operands& o, F&& of) {
+    Values result;
+    const int64_t H = o['H'] * head_size(o), G = o['G'] * head_size(o);
+    for (int64_t row = 0; row < o['B'] * o['T']; ++row) {
+        result.push_back(of(true, row * H, H));
+        result.push_back(of(false, row * G, G));
+    }
+    return result;
+}
+
+Operation sums() {
+    return {.name = "qk_norm_sums",
+            .computes = "Σ q² and Σ k² of each token of a packed qkv",
             .letters = letters,
             .declare =
                 [](Operands& o) {
-                    declare_shared(o, true);
+                    o.normal("qkv", packed_dims(o), 2);
+                    o.result("sums", {o['B'] * o['T'], 2}, DType::fp32,
+                             {.terms = std::max(o['H'], o['G']) * head_size(o)});
+                },
+            .run = sum_squares,
+            .reference = [](const Operands& o) -> Results {
+                const RopeProblem p = problem(o, o.values("qkv"));
+                return {{"sums", of_tokens(o, [&](bool of_q, int64_t first, int64_t n) {
+                             const Values& x = of_q ? p.q : p.k;
+                             double sum = 0;
+                             for (int64_t i = first; i < first + n; ++i) sum += x[i] * x[i];
+                             return sum;
+                         })}};
+            }};
+}
+
+Operation dots() {
+    return {.name = "qk_norm_dots",
+            .computes = "Σ g ⊙ w ⊙ q and Σ g ⊙ w ⊙ k of each token, g being dq and dk turned back",
+            .letters = letters,
+            .declare =
+                [](Operands& o) {
+                    declare_shared(o, whole_width);
+                    o.normal("qkv", packed_dims(o), 2);
+                    o.normal("dqkv", packed_dims(o));
+                    o.result("dots", {o['B'] * o['T'], 2}, DType::fp32,
+                             {.terms = std::max(o['H'], o['G']) * head_size(o)});
+                },
+            .run = sum_dots,
+            .reference = [](const Operands& o) -> Results {
+                RopeProblem p = problem(o, o.values("qkv")), turned = p;
+                const Values dqkv = o.values("dqkv");
+                turned.q_w = turned.k_w = {};
+                turned.dq = part(o, dqkv, 0, o['H']);
+                turned.dk = part(o, dqkv, o['H'], o['G']);
+                const RopeReference r = rope_reference<double>(turned);
+                const auto sum = [&](bool squares) {
+                    return of_tokens(o, [&](bool of_q, int64_t first, int64_t n) {
+                        double sum = 0;
+                        for (int64_t i = first; i < first + n; ++i) {
+                            const double term = of_q ? r.dq[i] * p.q_w[i - first] * p.q[i]
+                                                     : r.dk[i] * p.k_w[i - first] * p.k[i];
+                            sum += squares ? term * term : term;
+                        }
+                        return squares ? std::sqrt(sum) : sum;
+                    });
+                };
+                return {{"dots", sum(false)}, {terms_of("dots"), sum(true)}};
+            }};
+}
+
+template <Normed normed>
+Operation normed_forward(const char* name, const char* computes) {
+    return {.name = name,
+            .computes = computes,
+            .letters = letters,
+            .declare =
+                [](Operands& o) {
+                    declare_shared(o, normed);
+                    if (normed == whole_width) declare_sums(o, false);
                     o.normal("qkv", packed_dims(o), 2);
                     o.result("qk", rotated_dims(o), o.dtype(),
-                             {.roundings = 1, .terms = head_size(o)});
+                             {.roundings = 1,
+                              .terms = head_size(o) * (normed == whole_width ? o['H'] : 1)});
+                },
+            .prepare =
+                [](Stream& stream, const Call& c) {
+                    if (normed == whole_width) sum_squares(stream, c);
                 },
             .run =
                 [](Stream& stream, const Call& c) {
@@ -194,52 +306,77 @@ Operation normed_forward() {
             }};
 }
 
-Operation normed_backward() {
-    return {
-        .name = "rope_norm_backward",
-        .computes =
-            "dq and dk of a packed dqkv turned back and through the RMS norm, in place; "
-            "dq_w, dk_w = Σ_heads g ⊙ x̂",
-        .letters = letters,
-        .declare =
-            [](Operands& o) {
-                declare_shared(o, true);
-                o.normal("qkv", packed_dims(o), 2);
-                o.normal("dqkv", packed_dims(o));
-                o.changes("dqkv", {.roundings = 1, .terms = head_size(o)});
-                const int64_t terms = o['B'] * o['T'] * o['H'] + head_size(o);
-                o.result("dq_w", {head_size(o)}, DType::fp32, {.terms = terms});
-                o.result("dk_w", {head_size(o)}, DType::fp32, {.terms = terms});
-            },
-        .scratch_bytes = [](const Stream& stream,
-                            const Operands& o) { return rope_scratch_bytes(stream, shape_of(o)); },
-        .run =
-            [](Stream& stream, const Call& c) {
-                rope_backward(stream, {.shape = shape_with_table(c),
-                                       .dq = q(c, "dqkv"),
-                                       .dk = k(c, "dqkv"),
-                                       .q = q(c, "qkv"),
-                                       .k = k(c, "qkv"),
-                                       .norm = norm(c),
-                                       .dq_w = c.sink("dq_w"),
-                                       .dk_w = c.sink("dk_w")});
-            },
-        .reference = backward_references,
-        .derivatives = {{.gradient = "dqkv",
-                         .point = [](const Operands& o) { return o.values("qkv"); },
-                         .loss = loss_of_qkv},
-                        {.gradient = "dq_w",
-                         .point = [](const Operands& o) { return o.values("q_w"); },
-                         .loss = loss_of_weight<&RopeProblem::q_w>},
-                        {.gradient = "dk_w",
-                         .point = [](const Operands& o) { return o.values("k_w"); },
-                         .loss = loss_of_weight<&RopeProblem::k_w>}}};
+template <Normed normed>
+Operation normed_backward(const char* name, const char* computes) {
+    return {.name = name,
+            .computes = computes,
+            .letters = letters,
+            .declare =
+                [](Operands& o) {
+                    declare_shared(o, normed);
+                    if (normed == whole_width) declare_sums(o, true);
+                    o.normal("qkv", packed_dims(o), 2);
+                    o.normal("dqkv", packed_dims(o));
+                    const bool whole = normed == whole_width;
+                    const int64_t D = head_size(o), width = D * (whole ? o['H'] : 1);
+                    o.changes("dqkv", {.roundings = 1, .terms = width});
+                    const int64_t terms = o['B'] * o['T'] * (whole ? 1 : o['H']) + width;
+                    o.result("dq_w", {width}, DType::fp32, {.terms = terms});
+                    o.result("dk_w", {D * (whole ? o['G'] : 1)}, DType::fp32, {.terms = terms});
+                },
+            .scratch_bytes =
+                [](const Stream& stream, const Operands& o) {
+                    return rope_scratch_bytes(stream, shape_of(o), normed == whole_width);
+                },
+            .prepare =
+                [](Stream& stream, const Call& c) {
+                    if (normed != whole_width) return;
+                    sum_squares(stream, c);
+                    sum_dots(stream, c);
+                },
+            .run =
+                [](Stream& stream, const Call& c) {
+                    rope_backward(stream, {.shape = shape_with_table(c),
+                                           .dq = q(c, "dqkv"),
+                                           .dk = k(c, "dqkv"),
+                                           .q = q(c, "qkv"),
+                                           .k = k(c, "qkv"),
+                                           .norm = norm(c),
+                                           .dq_w = c.sink("dq_w"),
+                                           .dk_w = c.sink("dk_w")});
+                },
+            .reference = backward_references,
+            .derivatives = {{.gradient = "dqkv",
+                             .point = [](const Operands& o) { return o.values("qkv"); },
+                             .loss = loss_of_qkv},
+                            {.gradient = "dq_w",
+                             .point = [](const Operands& o) { return o.values("q_w"); },
+                             .loss = loss_of_weight<&RopeProblem::q_w>},
+                            {.gradient = "dk_w",
+                             .point = [](const Operands& o) { return o.values("k_w"); },
+                             .loss = loss_of_weight<&RopeProblem::k_w>}}};
 }
 
 }  // namespace
 
 std::vector<Operation> rope_operations() {
-    return {forward(), backward(), normed_forward(), normed_backward()};
+    return {forward(),
+            backward(),
+            normed_forward<heads>("rope_norm_forward",
+                                  "RMS norm of each head of q and k, turned; into a packed qk"),
+            normed_backward<heads>(
+                "rope_norm_backward",
+                "dq and dk of a packed dqkv turned back and through the RMS norm, in place; "
+                "dq_w, dk_w = Σ_heads g ⊙ x̂"),
+            sums(),
+            dots(),
+            normed_forward<whole_width>(
+                "rope_width_forward",
+                "RMS norm over the whole width of q and k, turned; into a packed qk"),
+            normed_backward<whole_width>(
+                "rope_width_backward",
+                "dq and dk of a packed dqkv turned back and through the RMS norm over the whole "
+                "width, in place; dq_w, dk_w = Σ_tokens g ⊙ x̂")};
 }
 
 }  // namespace train_gpt::compare

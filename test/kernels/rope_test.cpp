@@ -54,21 +54,27 @@ struct Packed {
     }
 };
 
+/// What is normed before it is turned.
+enum Form { nothing, heads, whole_width };
+constexpr Form all_forms[] = {nothing, heads, whole_width};
+
 /// Random operands of both passes, and their results.
 struct Problem {
     static constexpr int most_ahead = 20;
     RopeShape shape;
+    Form form;
     bool normed;
     float epsilon;
     std::optional<Buffer> doc_start;
     RopeFrequencies frequencies;
     Buffer table;
     Packed qkv, qk, dqkv;  // qk: the results of a norm
-    Buffer q_w, k_w, dq_w, dk_w;
+    Buffer q_w, k_w, dq_w, dk_w, sums, dots;
 
-    Problem(const RopeShape& s, bool normed_, int64_t shift = 0)
+    Problem(const RopeShape& s, Form form_, int64_t shift = 0)
         : shape(s),
-          normed(normed_),
+          form(form_),
+          normed(form != nothing),
           epsilon(random_int(0, 1) ? 1e-6f : 1e-2f),
           frequencies{.D = s.D, .theta = random_int(0, 1) ? 10000.0 : 500.0},
           table(DType::fp32, {s.first_position + s.T + most_ahead, s.D},
@@ -76,10 +82,12 @@ struct Problem {
           qkv(s, s.H + 2 * s.H_kv, shift),
           qk(s, s.H + s.H_kv, shift),
           dqkv(s, s.H + 2 * s.H_kv, shift),
-          q_w(s.dtype, {s.D}, weights(s.D)),
-          k_w(s.dtype, {s.D}, weights(s.D)),
-          dq_w(DType::fp32, {s.D}),
-          dk_w(DType::fp32, {s.D}) {
+          q_w(s.dtype, {weight_size(s.H)}, weights(weight_size(s.H))),
+          k_w(s.dtype, {weight_size(s.H_kv)}, weights(weight_size(s.H_kv))),
+          dq_w(DType::fp32, {weight_size(s.H)}),
+          dk_w(DType::fp32, {weight_size(s.H_kv)}),
+          sums(DType::fp32, {int64_t{s.B} * s.T, 2}),
+          dots(DType::fp32, {int64_t{s.B} * s.T, 2}) {
         shape.table = table;
         qkv.fill(2);
         dqkv.fill();
@@ -104,12 +112,34 @@ struct Problem {
 
     QkNorm norm() const {
         if (!normed) return {.epsilon = epsilon};
-        return {.q_w = q_w, .k_w = k_w, .epsilon = epsilon};
+        QkNorm norm{.q_w = q_w, .k_w = k_w, .epsilon = epsilon};
+        if (form == whole_width)
+            norm.width = {.H = shape.H, .H_kv = shape.H_kv, .sums = sums, .dots = dots};
+        return norm;
+    }
+    int64_t weight_size(int H) const { return int64_t{shape.D} * (form == whole_width ? H : 1); }
+    /// What a norm over the whole width needs before each pass.
+    void sum_squares(Stream& stream) const {
+        if (form == whole_width)
+            qk_norm_sums(stream,
+                         {.shape = shape, .q = qkv.from(0), .k = qkv.from(shape.H), .sums = sums});
+    }
+    void sum_dots(Stream& stream) const {
+        if (form == whole_width)
+            qk_norm_dots(stream, {.shape = shape,
+                                  .dq = dqkv.from(0),
+                                  .dk = dqkv.from(shape.H),
+                                  .q = qkv.from(0),
+                                  .k = qkv.from(shape.H),
+                                  .q_w = q_w,
+                                  .k_w = k_w,
+                                  .dots = dots});
     }
     /// Where the forward pass writes.
     const Packed& rotated() const { return normed ? qk : qkv; }
     void forward(Stream& stream) const { forward(stream, rotated()); }
     void forward(Stream& stream, const Packed& out) const {
+        sum_squares(stream);
         rope_forward(stream, {.shape = shape,
                               .q = qkv.from(0),
                               .k = qkv.from(shape.H),
@@ -118,6 +148,8 @@ struct Problem {
                               .norm = norm()});
     }
     void backward(Stream& stream, bool accumulate = false) const {
+        sum_squares(stream);
+        sum_dots(stream);
         rope_backward(stream, {.shape = shape,
                                .dq = dqkv.from(0),
                                .dk = dqkv.from(shape.H),
@@ -127,7 +159,9 @@ struct Problem {
                                .dq_w = normed ? dq_w.sink(accumulate) : GradientSink{},
                                .dk_w = normed ? dk_w.sink(accumulate) : GradientSink{}});
     }
-    size_t scratch() const { return normed ? rope_scratch_bytes(planning(), shape) : 0; }
+    size_t scratch() const {
+        return normed ? rope_scratch_bytes(planning(), shape, form == whole_width) : 0;
+    }
     std::string bytes() const {
         return rotated().memory.bytes() + dqkv.memory.bytes() +
                (normed ? dq_w.bytes() + dk_w.bytes() : "");
@@ -141,7 +175,8 @@ struct Problem {
                       .k = qkv.part(shape.H, shape.H_kv),
                       .dq = dqkv.part(0, shape.H),
                       .dk = dqkv.part(shape.H, shape.H_kv),
-                      .epsilon = epsilon};
+                      .epsilon = epsilon,
+                      .whole_width = form == whole_width};
         if (normed) p.q_w = q_w.values(), p.k_w = k_w.values();
         if (doc_start) {
             const auto* starts = doc_start->as<int32_t>();
@@ -152,12 +187,15 @@ struct Problem {
     std::string text() const {
         return concat(name_of(shape.dtype), " B=", shape.B, " T=", shape.T, " H=", shape.H,
                       " H_kv=", shape.H_kv, " D=", shape.D, " first=", shape.first_position,
-                      normed ? " with a norm" : "", doc_start ? ", documents" : "");
+                      form == heads         ? " with a norm of heads"
+                      : form == whole_width ? " with a norm over the width"
+                                            : "",
+                      doc_start ? ", documents" : "");
     }
 
   private:
-    static std::vector<float> weights(int D) {
-        std::vector<float> w = random_normal(static_cast<size_t>(D), 0.5f);
+    static std::vector<float> weights(int64_t n) {
+        std::vector<float> w = random_normal(static_cast<size_t>(n), 0.5f);
         for (float& value : w) value += 1;
         return w;
     }
@@ -216,8 +254,8 @@ TEST_CASE("rope matches float64 for every head size and ratio of heads, both pas
         const int ratio = std::vector{1, 2, 4, 8, 3}[static_cast<size_t>(random_int(0, 4))];
         const int H_kv = static_cast<int>(random_int(1, ratio > 2 ? 2 : 4));
         for (const DType dtype : {DType::fp32, DType::bf16})
-            for (const bool normed : {false, true}) {
-                Problem p(random_shape(dtype, D, ratio * H_kv, H_kv), normed);
+            for (const Form form : all_forms) {
+                Problem p(random_shape(dtype, D, ratio * H_kv, H_kv), form);
                 if (random_int(0, 1)) p.cut_into_documents();
                 check(accuracy, p);
             }
@@ -229,13 +267,13 @@ TEST_CASE("rope takes any number of heads, with and without a norm", "[cuda]") {
     Accuracy accuracy;
     for (const int H_kv : {1, 2, static_cast<int>(random_int(17, 20))})
         for (const DType dtype : {DType::fp32, DType::bf16})
-            for (const bool normed : {false, true}) {
+            for (const Form form : all_forms) {
                 const int least = 16 / H_kv + 1;
                 const int H = H_kv * static_cast<int>(random_int(least, least + 24 / H_kv));
                 RopeShape shape =
                     random_shape(dtype, 2 * static_cast<int>(random_int(1, 20)), H, H_kv);
                 shape.T = static_cast<int>(random_int(1, 5));
-                check(accuracy, Problem(shape, normed));
+                check(accuracy, Problem(shape, form));
             }
 }
 
@@ -244,10 +282,11 @@ TEST_CASE("rope adds to the norm weights' gradients or overwrites them, as asked
     Accuracy accuracy;
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const bool accumulate : {false, true}) {
-            Problem p(random_shape(dtype, 2 * static_cast<int>(random_int(8, 64)), 3, 1), true);
+            Problem p(random_shape(dtype, 2 * static_cast<int>(random_int(8, 64)), 3, 1),
+                      random_int(0, 1) ? heads : whole_width);
             if (accumulate)
                 for (Buffer* sums : {&p.dq_w, &p.dk_w})
-                    for (size_t i = 0; i < static_cast<size_t>(p.shape.D); ++i)
+                    for (size_t i = 0; i < static_cast<size_t>(sums->tensor().numel()); ++i)
                         sums->set(i, random_normal(1, 5)[0]);
             check(accuracy, p, accumulate);
         }
@@ -255,30 +294,113 @@ TEST_CASE("rope adds to the norm weights' gradients or overwrites them, as asked
 
 TEST_CASE("rope without one of the weights' gradients computes the others", "[cuda]") {
     ON_EACH_DEVICE();
-    const Problem p(random_shape(DType::fp32, 16, 4, 2), true);
-    Problem other(p.shape, true);
-    other.qkv.fill(p.qkv);
-    other.dqkv.fill(p.dqkv);
-    TestStream stream(p.scratch());
-    p.backward(stream);
-    rope_backward(stream, {.shape = p.shape,
-                           .dq = other.dqkv.from(0),
-                           .dk = other.dqkv.from(p.shape.H),
-                           .q = p.qkv.from(0),
-                           .k = p.qkv.from(p.shape.H),
-                           .norm = p.norm(),
-                           .dk_w = other.dk_w.sink(false)});
-    CHECK((other.dqkv.memory.bytes() == p.dqkv.memory.bytes()));
-    CHECK((other.dk_w.bytes() == p.dk_w.bytes()));
-    CHECK(std::isnan(other.dq_w[0]));
+    for (const Form form : {heads, whole_width}) {
+        const Problem p(random_shape(DType::fp32, 16, 4, 2), form);
+        Problem other(p.shape, form);
+        other.qkv.fill(p.qkv);
+        other.dqkv.fill(p.dqkv);
+        TestStream stream(p.scratch());
+        p.backward(stream);
+        rope_backward(stream, {.shape = p.shape,
+                               .dq = other.dqkv.from(0),
+                               .dk = other.dqkv.from(p.shape.H),
+                               .q = p.qkv.from(0),
+                               .k = p.qkv.from(p.shape.H),
+                               .norm = p.norm(),
+                               .dk_w = other.dk_w.sink(false)});
+        CHECK((other.dqkv.memory.bytes() == p.dqkv.memory.bytes()));
+        CHECK((other.dk_w.bytes() == p.dk_w.bytes()));
+        CHECK(std::isnan(other.dq_w[0]));
+    }
+}
+
+TEST_CASE("ranks that add their sums norm the whole width of their heads together", "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        const int ranks = static_cast<int>(random_int(2, 3)),
+                  ratio = static_cast<int>(random_int(1, 3));
+        const int D = 2 * static_cast<int>(random_int(4, 64)),
+                  H_kv = ranks * static_cast<int>(random_int(1, 2)), H = ratio * H_kv;
+        Problem p(random_shape(dtype, D, H, H_kv), whole_width);
+        if (random_int(0, 1)) p.cut_into_documents();
+        INFO(p.text() << " on " << ranks << " ranks");
+        const RopeReference exact = p.reference<double>(), plain = p.reference<float>();
+
+        // What a rank has of q and k, of their gradients, of the weights and of their gradients.
+        RopeShape own = p.shape;
+        own.H = H / ranks, own.H_kv = H_kv / ranks;
+        const auto part = [&](const Buffer& all, int rank, int own_heads) {
+            return Tensor(
+                static_cast<char*>(all.tensor().data) +
+                    static_cast<size_t>(rank * own_heads * D) * size_of(all.tensor().dtype),
+                all.tensor().dtype, {int64_t{own_heads} * D});
+        };
+        const auto sink = [&](const Buffer& all, int rank, int own_heads) {
+            return GradientSink{part(all, rank, own_heads).data, DType::fp32};
+        };
+        const auto q = [&](const Packed& of, int rank) { return of.from(rank * own.H); };
+        const auto k = [&](const Packed& of, int rank) { return of.from(H + rank * own.H_kv); };
+
+        TestStream stream(rope_scratch_bytes(planning(), own, true));
+        const Buffer of_rank(DType::fp32, {int64_t{own.B} * own.T, 2});
+        const auto add_over_ranks = [&](Buffer& total, const auto& of) {
+            for (size_t i = 0; i < static_cast<size_t>(total.tensor().numel()); ++i)
+                total.set(i, 0);
+            for (int rank = 0; rank < ranks; ++rank) {
+                of(rank);
+                for (size_t i = 0; i < static_cast<size_t>(total.tensor().numel()); ++i)
+                    total.set(i, static_cast<float>(total[i] + of_rank[i]));
+            }
+        };
+        add_over_ranks(p.sums, [&](int rank) {
+            qk_norm_sums(stream,
+                         {.shape = own, .q = q(p.qkv, rank), .k = k(p.qkv, rank), .sums = of_rank});
+        });
+        add_over_ranks(p.dots, [&](int rank) {
+            qk_norm_dots(stream, {.shape = own,
+                                  .dq = q(p.dqkv, rank),
+                                  .dk = k(p.dqkv, rank),
+                                  .q = q(p.qkv, rank),
+                                  .k = k(p.qkv, rank),
+                                  .q_w = part(p.q_w, rank, own.H),
+                                  .k_w = part(p.k_w, rank, own.H_kv),
+                                  .dots = of_rank});
+        });
+        for (int rank = 0; rank < ranks; ++rank) {
+            QkNorm norm = p.norm();
+            norm.q_w = part(p.q_w, rank, own.H), norm.k_w = part(p.k_w, rank, own.H_kv);
+            rope_backward(stream, {.shape = own,
+                                   .dq = q(p.dqkv, rank),
+                                   .dk = k(p.dqkv, rank),
+                                   .q = q(p.qkv, rank),
+                                   .k = k(p.qkv, rank),
+                                   .norm = norm,
+                                   .dq_w = sink(p.dq_w, rank, own.H),
+                                   .dk_w = sink(p.dk_w, rank, own.H_kv)});
+            norm.width.dots = {};
+            rope_forward(stream, {.shape = own,
+                                  .q = q(p.qkv, rank),
+                                  .k = k(p.qkv, rank),
+                                  .q_out = q(p.qk, rank),
+                                  .k_out = k(p.qk, rank),
+                                  .norm = norm});
+        }
+        accuracy.check("q", dtype, p.qk.part(0, H), plain.q, exact.q);
+        accuracy.check("k", dtype, p.qk.part(H, H_kv), plain.k, exact.k);
+        accuracy.check("dq", dtype, p.dqkv.part(0, H), plain.dq, exact.dq);
+        accuracy.check("dk", dtype, p.dqkv.part(H, H_kv), plain.dk, exact.dk);
+        accuracy.check("dq_w", DType::fp32, p.dq_w.values(), plain.dq_w, exact.dq_w);
+        accuracy.check("dk_w", DType::fp32, p.dk_w.values(), plain.dk_w, exact.dk_w);
+    }
 }
 
 TEST_CASE("rope writes in place what it writes elsewhere, with and without a norm", "[cuda]") {
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16})
-        for (const bool normed : {false, true}) {
+        for (const Form form : all_forms) {
             const int D = 8 * static_cast<int>(random_int(1, 32));
-            const Problem p(random_shape(dtype, D, 6, 2), normed);
+            const Problem p(random_shape(dtype, D, 6, 2), form);
             INFO(p.text());
             TestStream stream;
             const Packed elsewhere(p.shape, p.shape.H + p.shape.H_kv);
@@ -292,10 +414,10 @@ TEST_CASE("rope turns tokens after a cache, and later documents, as those of a w
           "[cuda]") {
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16})
-        for (const bool normed : {false, true}) {
+        for (const Form form : {nothing, heads}) {
             RopeShape s = random_shape(dtype, 2 * static_cast<int>(random_int(1, 64)), 4, 2);
             s.T += 2, s.first_position = 0;
-            const Problem whole(s, normed);
+            const Problem whole(s, form);
             INFO(whole.text());
             TestStream stream;
             const Packed expected(s, 6);
@@ -326,7 +448,7 @@ TEST_CASE("rope turns tokens after a cache, and later documents, as those of a w
             CHECK(wrong == 0);
 
             // Its first tokens, repeated as a second document.
-            Problem documents(s, normed);
+            Problem documents(s, form);
             documents.shape.table = whole.table;
             std::vector<float> values(documents.qkv.size());
             const std::vector<double> first = whole.qkv.memory.values();
@@ -361,9 +483,9 @@ TEST_CASE("rope takes heads that begin at any element and writes nothing next to
     ON_EACH_DEVICE();
     Accuracy accuracy;
     for (const DType dtype : {DType::fp32, DType::bf16})
-        for (const bool normed : {false, true})
+        for (const Form form : all_forms)
             for (const int D : {32, 64, 128, 256}) {
-                const Problem p(random_shape(dtype, D, 2, 1), normed, 1);
+                const Problem p(random_shape(dtype, D, 2, 1), form, 1);
                 check(accuracy, p);
                 CHECK(std::isnan(p.qkv.memory[0]));
                 CHECK(std::isnan(p.qk.memory[0]));
@@ -379,14 +501,14 @@ TEST_CASE("rope processes more tokens than fit into one round of thread blocks",
           {DType::fp32, 256, random_int(2200, 2300)},               // a whole warp
           {DType::bf16, 94, random_int(2200, 2300)}}) {             // single elements
         RopeShape s{.dtype = dtype, .B = 1, .T = static_cast<int>(T), .H = 3, .H_kv = 1, .D = D};
-        for (const bool normed : {false, true}) check(accuracy, Problem(s, normed));
+        for (const Form form : all_forms) check(accuracy, Problem(s, form));
     }
 }
 
 TEST_CASE("rope of a head of zeros is zero, and its gradients are finite", "[cuda]") {
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16}) {
-        Problem p(random_shape(dtype, 64, 1, 1), true);
+        Problem p(random_shape(dtype, 64, 1, 1), random_int(0, 1) ? heads : whole_width);
         p.qkv.fill(0);
         TestStream stream(p.scratch());
         p.forward(stream);
@@ -403,8 +525,8 @@ TEST_CASE("rope on the GPU agrees with the CPU", "[cuda]") {
     if (!test_device().is_cuda()) return;
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const int D : {64, 66}) {
-            const Problem gpu(random_shape(dtype, D, 4, 2), true);
-            Problem cpu(gpu.shape, true);
+            const Problem gpu(random_shape(dtype, D, 4, 2), heads);
+            Problem cpu(gpu.shape, heads);
             cpu.qkv.fill(gpu.qkv);
             cpu.dqkv.fill(gpu.dqkv);
             std::vector<char> scratch(rope_scratch_bytes(planning({}, Device{}), gpu.shape));
@@ -440,14 +562,15 @@ TEST_CASE("rope on the GPU agrees with the CPU", "[cuda]") {
 TEST_CASE("rope gives the same bits whatever the number of threads, and in every run", "[cuda]") {
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16})
-        for (const bool normed : {false, true}) {
+        for (const Form form : all_forms) {
             RopeShape s = random_shape(dtype, 2 * static_cast<int>(random_int(1, 64)), 4, 2);
             if (!device_is_simulated()) s.T = static_cast<int>(random_int(100, 200));
-            const Problem p(s, normed);
+            const Problem p(s, form);
             Packed qkv(s, 8), dqkv(s, 8);
+            INFO(p.text());
             qkv.fill(p.qkv);
             dqkv.fill(p.dqkv);
-            Problem run(s, normed);
+            Problem run(s, form);
             check_thread_independence([&] {
                 run.qkv.fill(qkv);
                 run.dqkv.fill(dqkv);
