@@ -102,8 +102,10 @@ class Checks {
         if (r.scaling == RopeScaling::none) return;
         if (!(r.factor >= 1))
             refuse("rope_scaling with a factor of ", r.factor, "; it must be at least 1");
-        if (r.scaling != RopeScaling::llama3) return;
-        if (!(r.low_frequency_factor > 0 && r.low_frequency_factor < r.high_frequency_factor))
+        if (r.scaling == RopeScaling::linear) return;
+        if (r.scaling == RopeScaling::yarn)
+            yarn(r);
+        else if (!(r.low_frequency_factor > 0 && r.low_frequency_factor < r.high_frequency_factor))
             refuse("rope_scaling with a low_freq_factor of ", r.low_frequency_factor,
                    " and a high_freq_factor of ", r.high_frequency_factor,
                    "; the first must be above 0 and below the second");
@@ -113,6 +115,19 @@ class Checks {
             refuse("n_ctx = ", s.n_ctx, ", but rope_scaling by ", r.factor,
                    " from an original context of ", r.original_context, " reaches to ", reach,
                    " at most; lower n_ctx or raise the factor");
+    }
+
+    void yarn(const RopeFrequencies& r) const {
+        if (!(r.theta > 1)) refuse("rope_theta = ", r.theta, "; with yarn it must be above 1");
+        if (!(r.yarn.beta_slow > 0 && r.yarn.beta_slow < r.yarn.beta_fast))
+            refuse("rope_scaling with a beta_fast of ", r.yarn.beta_fast, " and a beta_slow of ",
+                   r.yarn.beta_slow, "; the second must be above 0 and below the first");
+        for (const auto& [key, value] : {std::pair("attention_factor", r.yarn.attention_factor),
+                                         {"mscale", r.yarn.mscale},
+                                         {"mscale_all_dim", r.yarn.mscale_all_dim}})
+            if (!(value >= 0 && value <= 1e3))
+                refuse("rope_scaling with ", key, " = ", value,
+                       "; it must be above 0 and at most 1000, or absent");
     }
 
     void between(const char* key, int64_t value, int64_t least, int64_t most) const {

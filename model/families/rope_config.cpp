@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -51,9 +52,14 @@ class RopeReader {
             scaling.low_frequency_factor = number("low_freq_factor");
             scaling.high_frequency_factor = number("high_freq_factor");
             scaling.original_context = original_context(key, rope);
+        } else if (type == "yarn") {
+            scaling.scaling = RopeScaling::yarn;
+            scaling.factor = number("factor");
+            scaling.original_context = original_context(key, rope);
+            scaling.yarn = yarn(key, rope);
         } else {
             refuse(key, " of the type ", to_text(type),
-                   R"(; only "default", "linear" and "llama3" are supported)");
+                   R"(; only "default", "linear", "llama3" and "yarn" are supported)");
         }
         return scaling;
     }
@@ -82,6 +88,24 @@ class RopeReader {
         return type.empty() ? "default" : type;
     }
 
+    Yarn yarn(const char* key, const Json& rope) const {
+        Yarn yarn;
+        const auto number = [&](const char* name) {
+            return optional_field(rope, name, 0.0, path_);
+        };
+        // 0 is transformers' default, as null and a missing entry are.
+        if (const double beta = number("beta_fast"); beta != 0) yarn.beta_fast = beta;
+        if (const double beta = number("beta_slow"); beta != 0) yarn.beta_slow = beta;
+        yarn.truncate = optional_field(rope, "truncate", yarn.truncate, path_);
+        yarn.attention_factor = number("attention_factor");
+        if (yarn.attention_factor == 0 && rope.contains("attention_factor") &&
+            !rope["attention_factor"].is_null())
+            refuse(key, " with attention_factor = 0, which makes all scores 0; remove it, and it ",
+                   "follows from the factor");
+        yarn.mscale = number("mscale"), yarn.mscale_all_dim = number("mscale_all_dim");
+        return yarn;
+    }
+
     /// Beside the object or in it, else the model's context.
     int64_t original_context(const char* key, const Json& rope) const {
         const auto context = optional_field<int64_t>(json_, "max_position_embeddings", 0, path_);
@@ -101,6 +125,19 @@ Json rope_of(const RopeFrequencies& rope) {
     if (rope.scaling == RopeScaling::none) return {{"rope_type", "default"}};
     if (rope.scaling == RopeScaling::linear)
         return {{"rope_type", "linear"}, {"factor", rope.factor}};
+    if (rope.scaling == RopeScaling::yarn) {
+        Json json = {{"rope_type", "yarn"},
+                     {"factor", rope.factor},
+                     {"beta_fast", rope.yarn.beta_fast},
+                     {"beta_slow", rope.yarn.beta_slow},
+                     {"truncate", rope.yarn.truncate},
+                     {context_key, rope.original_context}};
+        for (const auto& [name, value] : {std::pair("attention_factor", rope.yarn.attention_factor),
+                                          {"mscale", rope.yarn.mscale},
+                                          {"mscale_all_dim", rope.yarn.mscale_all_dim}})
+            if (value != 0) json[name] = value;
+        return json;
+    }
     return {{"rope_type", "llama3"},
             {"factor", rope.factor},
             {"low_freq_factor", rope.low_frequency_factor},

@@ -617,6 +617,159 @@ TEST_CASE("rope frequencies are those of the published formulas") {
     }
 }
 
+namespace {
+
+RopeFrequencies random_yarn() {
+    RopeFrequencies of{.D = 2 * static_cast<int>(random_int(1, 128)),
+                       .theta = static_cast<double>(random_int(1000, 1'000'000)),
+                       .scaling = RopeScaling::yarn,
+                       .factor = static_cast<double>(random_int(2, 128)) / 2,
+                       .original_context = random_int(1, 3) << random_int(4, 16)};
+    of.yarn.beta_fast = static_cast<double>(random_int(4, 128)) / 2;
+    of.yarn.beta_slow = of.yarn.beta_fast / static_cast<double>(random_int(2, 64));
+    of.yarn.truncate = random_int(0, 1) != 0;
+    return of;
+}
+
+/// From how often each frequency turns in the original context: the logarithms of these numbers
+/// fall in equal steps, so the share of the division is linear in them.
+std::vector<double> yarn_reference(const RopeFrequencies& of) {
+    const auto f_at = [&](double i) { return std::exp(-2 * i / of.D * std::log(of.theta)); };
+    const auto turns = [&](double i) {
+        return static_cast<double>(of.original_context) * f_at(i) / (2 * std::numbers::pi);
+    };
+    // Whole frequencies between which the number of turns passes a bound; bisection otherwise.
+    const auto where = [&](double bound, bool up) {
+        double below = -4096, above = 4096;  // turns(below) > bound >= turns(above)
+        const double step = of.yarn.truncate ? 1 : 1e-11;
+        while (above - below > step) {
+            double middle = below + (above - below) / 2;
+            if (of.yarn.truncate) middle = std::floor(middle);
+            (turns(middle) > bound ? below : above) = middle;
+        }
+        return up ? above : below;
+    };
+    const double first = std::max(0.0, where(of.yarn.beta_fast, false)),
+                 last = std::min(of.D - 1.0, where(of.yarn.beta_slow, true));
+    std::vector<double> result;
+    for (int i = 0; i < of.D / 2; ++i) {
+        double share = (i - first) / ((last == first ? last + 0.001 : last) - first);
+        share = share < 0 ? 0 : share > 1 ? 1 : share;
+        result.push_back(f_at(i) * (1 + share * (1 / of.factor - 1)));
+    }
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("yarn's frequencies and attention factor are those of the published formulas") {
+    for (int repeat = 0; repeat < 30; ++repeat) {
+        RopeFrequencies of = random_yarn();
+        CAPTURE(of.D, of.theta, of.factor, of.original_context, of.yarn.beta_fast,
+                of.yarn.beta_slow, of.yarn.truncate);
+        const std::vector<double> ours = rope_frequencies(of), expected = yarn_reference(of);
+        REQUIRE(ours.size() == expected.size());
+        double worst = 0;
+        for (size_t i = 0; i < ours.size(); ++i)
+            worst = worse(worst, std::abs(ours[i] / expected[i] - 1));
+        CHECK(worst < 1e-9);
+
+        const auto m = [&](double mscale) { return mscale * std::log(of.factor) / 10 + 1; };
+        CHECK(std::abs(rope_attention_factor(of) / m(1) - 1) < 1e-14);
+        of.yarn.mscale = static_cast<double>(random_int(1, 30)) / 10;
+        CHECK(std::abs(rope_attention_factor(of) / m(1) - 1) < 1e-14);
+        of.yarn.mscale_all_dim = static_cast<double>(random_int(1, 30)) / 10;
+        CHECK(std::abs(rope_attention_factor(of) * m(of.yarn.mscale_all_dim) / m(of.yarn.mscale) -
+                       1) < 1e-14);
+        of.yarn.attention_factor = 0.77;
+        CHECK(rope_attention_factor(of) == 0.77);
+        of.yarn = {}, of.factor = 1;
+        CHECK(rope_attention_factor(of) == 1);
+        of.scaling = RopeScaling::linear, of.factor = 4, of.yarn.attention_factor = 2;
+        CHECK(rope_attention_factor(of) == 1);
+    }
+}
+
+// The frequencies and factors of transformers 5.24.
+TEST_CASE("yarn computes what transformers computes") {
+    struct Case {
+        RopeFrequencies of;
+        double attention_factor;
+        std::vector<std::pair<size_t, double>> frequencies;
+    };
+    for (const auto& [of, factor, frequencies] : std::vector<Case>{
+             {{.D = 64,
+               .theta = 150000,
+               .scaling = RopeScaling::yarn,
+               .factor = 32,
+               .original_context = 4096,
+               .yarn = {.beta_fast = 32, .beta_slow = 1, .truncate = false}},  // gpt-oss
+              1.3465735902799727,
+              {{0, 1.0},
+               {1, 0.6890443058881633},
+               {8, 0.050813274815461475},
+               {10, 0.019335001126540362},
+               {12, 0.006794959489732219},
+               {16, 0.00045648391922324086},
+               {21, 1.2532569824095001e-05},
+               {31, 3.0235114281192144e-07}}},
+             {{.D = 128,
+             .theta = 1e6,
+             .scaling = RopeScaling::yarn,
+             .factor = 4,
+             .original_context = 32768,
+             .yarn = {}},  // qwen
+              1.138629436111989,
+              {{0, 1.0},
+               {1, 0.8058421877614819},
+               {16, 0.03162277660168379},
+               {21, 0.010746078283213174},
+               {25, 0.004131738022518394},
+               {32, 0.0006029411764705882},
+               {42, 2.8869549617236455e-05},
+               {63, 3.102344401879299e-07}}},
+             {{.D = 64,
+             .theta = 10000,
+             .scaling = RopeScaling::yarn,
+             .factor = 40,
+             .original_context = 4096,
+             .yarn = {.beta_fast = 32,
+                     .beta_slow = 1,
+                     .mscale = 1,
+                     .mscale_all_dim = 0.707}},  // deepseek
+              1.0857263992561355,
+              {{0, 1.0},
+               {1, 0.7498942093324559},
+               {8, 0.1},
+               {10, 0.056234132519034905},
+               {12, 0.026879360111431223},
+               {16, 0.0055},
+               {21, 0.0004149903984907897},
+               {31, 3.33380358040831e-06}}},
+             {{.D = 16,
+             .theta = 500,
+             .scaling = RopeScaling::yarn,
+             .factor = 2,
+             .original_context = 6,
+             .yarn = {.beta_fast = 4, .beta_slow = 0.5, .attention_factor = 0.9}},  // short
+              0.9,
+              {{0, 1.0},
+               {1, 0.22993164891338513},
+               {2, 0.10573712634405641},
+               {3, 0.04862462362330365},
+               {4, 0.022360679774997897},
+               {5, 0.010282855942978897},
+               {7, 0.0021745592760409817}}}}) {
+        CAPTURE(of.D, of.theta, of.factor, of.original_context);
+        CHECK(std::abs(rope_attention_factor(of) / factor - 1) < 1e-12);
+        const std::vector<double> ours = rope_frequencies(of);
+        for (const auto& [i, expected] : frequencies) {
+            CAPTURE(i, ours[i], expected);
+            CHECK(std::abs(ours[i] / expected - 1) < 1e-12);
+        }
+    }
+}
+
 TEST_CASE("Llama 3.1's frequencies fall into all three ranges") {
     const RopeFrequencies scaled{.D = 128,
                                  .theta = 500000,
@@ -639,11 +792,11 @@ TEST_CASE("Llama 3.1's frequencies fall into all three ranges") {
 }
 
 TEST_CASE("the rope table holds cosines and sines to half a unit of fp32") {
-    const RopeFrequencies of{.D = 2 * static_cast<int>(random_int(1, 128)),
-                             .theta = 500000,
-                             .scaling = RopeScaling::linear,
-                             .factor = 3};
     const int64_t n_ctx = random_int(1, 5000);
+    RopeFrequencies of{.D = 2 * static_cast<int>(random_int(1, 128)),
+                       .theta = 500000,
+                       .scaling = RopeScaling::linear,
+                       .factor = 3};
     const std::vector<float> table = rope_table(of, n_ctx);
     const size_t D = static_cast<size_t>(of.D), half = D / 2;
     REQUIRE(table.size() == static_cast<size_t>(n_ctx) * D);
@@ -657,6 +810,24 @@ TEST_CASE("the rope table holds cosines and sines to half a unit of fp32") {
         worst = worse(worst, static_cast<double>(std::abs(table[at] - expected)));
     }
     CHECK(worst < 0x1p-25 * 1.001);
+
+    // With yarn, times the attention factor.
+    of = random_yarn();
+    of.yarn.attention_factor = static_cast<double>(random_int(50, 190)) / 100;
+    const std::vector<float> longer = rope_table(of, n_ctx);
+    const std::vector<double> frequencies = rope_frequencies(of);
+    double of_yarn = 0;
+    for (size_t at = 0; at < longer.size(); ++at) {
+        const size_t i = at % static_cast<size_t>(of.D / 2);
+        const long double angle = static_cast<long double>(at / static_cast<size_t>(of.D)) *
+                                  static_cast<long double>(frequencies[i]);
+        const long double expected =
+            static_cast<long double>(of.yarn.attention_factor) *
+            (at % static_cast<size_t>(of.D) < static_cast<size_t>(of.D / 2) ? std::cos(angle)
+                                                                            : std::sin(angle));
+        of_yarn = worse(of_yarn, static_cast<double>(std::abs(longer[at] - expected)));
+    }
+    CHECK(of_yarn < 0x1p-24 * 1.001);
 }
 
 }  // namespace train_gpt

@@ -120,6 +120,32 @@ TEST_CASE("a rotation that a config.json describes twice is the one of transform
                          {"factor", factor},
                          {"low_freq_factor", 2.0},
                          {"high_freq_factor", 8.0}};
+    const Json yarn = {{"rope_type", "yarn"},    {"factor", factor},
+                       {"beta_fast", 0},         {"beta_slow", nullptr},
+                       {"attention_factor", {}}, {"original_max_position_embeddings", context}},
+               full_yarn = {{"rope_type", "yarn"},
+                            {"factor", factor},
+                            {"beta_fast", 20.0},
+                            {"beta_slow", 0.5},
+                            {"truncate", false},
+                            {"attention_factor", 1.25},
+                            {"mscale", 0.75},
+                            {"mscale_all_dim", 0.5},
+                            {"original_max_position_embeddings", context}};
+    const RopeFrequencies yarn_at{.theta = theta,
+                                  .scaling = RopeScaling::yarn,
+                                  .factor = factor,
+                                  .original_context = context},
+        full_yarn_at{.theta = theta,
+                     .scaling = RopeScaling::yarn,
+                     .factor = factor,
+                     .original_context = context,
+                     .yarn = {.beta_fast = 20,
+                              .beta_slow = 0.5,
+                              .truncate = false,
+                              .attention_factor = 1.25,
+                              .mscale = 0.75,
+                              .mscale_all_dim = 0.5}};
     const RopeFrequencies none{.theta = theta},
         linear_at{.theta = theta, .scaling = RopeScaling::linear, .factor = factor},
         llama3_at{.theta = theta,
@@ -166,7 +192,14 @@ TEST_CASE("a rotation that a config.json describes twice is the one of transform
         {{{"rope_parameters", with_theta(llama3)}, {"max_position_embeddings", 200}},
          llama3_at_model},
         {{{"rope_parameters", with_theta(linear)}, {"original_max_position_embeddings", context}},
-         linear_at}};
+         linear_at},
+        {{{"rope_theta", theta}, {"rope_scaling", yarn}}, yarn_at},
+        {{{"rope_parameters", with_theta(yarn)}}, yarn_at},
+        {{{"rope_theta", theta}, {"rope_scaling", full_yarn}, {"rope_parameters", nullptr}},
+         full_yarn_at},
+        {{{"rope_parameters", with_theta(full_yarn)},
+          {"original_max_position_embeddings", context}},
+         full_yarn_at}};
     for (const Family* family : llama_class_families) {
         for (const auto& [entries, expected] : cases) {
             CAPTURE(family->model_type, entries.dump());
@@ -204,7 +237,7 @@ TEST_CASE("a rotation that a config.json describes twice is the one of transform
         refused({{"rope_parameters", {{"full_attention", linear}}}}, {"\"full_attention\""});
         refused({{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}, {"partial_rotary_factor"});
         refused({{"rope_scaling", {{"factor", 2.0}}}}, {"no rope_type"});
-        for (const char* type : {"dynamic", "yarn", "longrope", "su", "mrope", "proportional"})
+        for (const char* type : {"dynamic", "longrope", "su", "mrope", "proportional"})
             refused({{"rope_scaling", {{"type", type}, {"factor", 2.0}}}}, {type, "\"llama3\""});
     }
 }
@@ -228,7 +261,16 @@ TEST_CASE("variants that compute something else are refused by the name of their
         refused(*family, "layer_types", {"full_attention", "sliding_attention"},
                 "sliding_attention");
         refused(*family, "partial_rotary_factor", 0.5);
-        refused(*family, "rope_parameters", {{"rope_type", "yarn"}, {"factor", 4.0}}, "yarn");
+        refused(*family, "rope_parameters", {{"rope_type", "yarn"}, {"beta_fast", 32.0}}, "factor");
+        refused(*family, "rope_parameters",
+                {{"rope_type", "yarn"}, {"factor", 4.0}, {"attention_factor", 0.0}},
+                "attention_factor = 0");
+        refused(*family, "rope_parameters",
+                {{"rope_type", "yarn"}, {"factor", 4.0}, {"beta_slow", 40.0}}, "a beta_slow of 40");
+        refused(*family, "rope_parameters",
+                {{"rope_type", "yarn"}, {"factor", 4.0}, {"rope_theta", 1.0}}, "above 1");
+        refused(*family, "rope_parameters",
+                {{"rope_type", "yarn"}, {"factor", 4.0}, {"truncate", 1}}, "truncate");
         refused(*family, "rope_parameters", {{"rope_type", "linear"}}, "factor");
         for (const char* key : {"num_hidden_layers", "num_attention_heads", "hidden_size",
                                 "intermediate_size", "max_position_embeddings", "vocab_size"})
