@@ -118,13 +118,15 @@ void ContextAttention::forward(Stream& stream, const AttentionForward& args) {
                                    .k = heads(keys_values_, false),
                                    .v = heads(keys_values_, true),
                                    .out = chunk_of(args.out, chunk),
-                                   .lse = const_cast<float*>(chunk_of(args.lse, chunk))});
+                                   .lse = const_cast<float*>(chunk_of(args.lse, chunk)),
+                                   .sinks = args.sinks});
 }
 
 void ContextAttention::backward(Stream& stream, const AttentionBackward& args, bool gathered) {
     work_on(args.shape);
     if (!gathered) gather(stream, args.k, args.v);
-    for (const int chunk : {1, 0})
+    GradientSink dsinks = args.dsinks;
+    for (const int chunk : {1, 0}) {
         attention_backward(stream, {.shape = chunk_shape(args.shape, chunk),
                                     .q = chunk_of(args.q, chunk),
                                     .k = heads(keys_values_, false),
@@ -136,7 +138,11 @@ void ContextAttention::backward(Stream& stream, const AttentionBackward& args, b
                                     .dk = heads(gradients_, false),
                                     .dv = heads(gradients_, true),
                                     .key_gradients = chunk == 1 ? KeyGradients::write_fp32
-                                                                : KeyGradients::add_fp32});
+                                                                : KeyGradients::add_fp32,
+                                    .sinks = args.sinks,
+                                    .dsinks = dsinks});
+        dsinks.accumulate = true;
+    }
     // No query of this rank sees the keys after its late chunk.
     const int64_t seen = chunk_shape(args.shape, 1).S, unseen = whole_T() - seen;
     for (int64_t b = 0; b < shape_.B && unseen > 0; ++b)

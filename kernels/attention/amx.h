@@ -93,7 +93,7 @@ inline void multiply_visible<Amx>(const Visibility<Amx>& view, int rows, int wor
                                   const bf16* b, float* c, float factor, Prefetch& prefetch) {
     for (int r = 0; r < rows; r += Amx::unit) {
         const int keys = view.vectors(r) * lanes;
-        for (int key = 0; key < keys; key += Amx::unit) {
+        for (int key = view.first_vector(r) * lanes; key < keys; key += Amx::unit) {
             prefetch.some(4);
             float* square = c + r * tile + key;
             multiply_square(words / 16, reinterpret_cast<const word_bits*>(a) + r * words, words,
@@ -107,16 +107,18 @@ template <>
 inline void multiply_keys<Amx>(const Visibility<Amx>& view, int rows, int head, const bf16* a,
                                const bf16* b, float* c, const float* rescale, Prefetch& prefetch) {
     for (int r = 0; r < rows; r += Amx::unit) {
-        const int steps = view.vectors(r) * lanes / Amx::unit;
+        const int first = view.first_vector(r) * lanes / Amx::unit,
+                  steps = view.vectors(r) * lanes / Amx::unit - first;
         // The sums of most rows keep their reference after the first tiles.
         if (rescale && std::any_of(rescale + r, rescale + r + Amx::unit,
                                    [](float factor) { return factor != 1.0f; }))
             scale_rows(c + r * head, head, head, rescale + r, 1);
         for (int d = 0; d < head; d += Amx::unit) {
             prefetch.some(4);
-            multiply_square(steps, reinterpret_cast<const word_bits*>(a) + r * (tile / 2), tile / 2,
-                            reinterpret_cast<const word_bits*>(b) + d, head, c + r * head + d, head,
-                            true);
+            multiply_square(steps,
+                            reinterpret_cast<const word_bits*>(a) + r * (tile / 2) + first * 16,
+                            tile / 2, reinterpret_cast<const word_bits*>(b) + first * 16 * head + d,
+                            head, c + r * head + d, head, true);
         }
     }
 }
@@ -127,8 +129,10 @@ template <>
 inline void multiply_rows<Amx>(const Visibility<Amx>& view, int rows, int head, const bf16* a,
                                const bf16* b, float* c, Prefetch& prefetch) {
     for (int key = 0; key < view.keys; key += Amx::unit) {
-        const int first = view.first_row(key) / Amx::unit, steps = rows / Amx::unit - first;
-        if (steps <= 0) break;
+        const int64_t end = round_up(view.end_row(key + Amx::unit - 1, rows), Amx::unit);
+        const int first = view.first_row(key) / Amx::unit,
+                  steps = static_cast<int>(end) / Amx::unit - first;
+        if (steps <= 0) continue;
         for (int d = 0; d < head; d += Amx::unit) {
             prefetch.some(4);
             multiply_square(

@@ -26,6 +26,7 @@
 #include <omp.h>
 
 #include "base/error.h"
+#include "device/copy.h"
 #include "device/profile.h"
 #include "kernels/attention/amx.h"
 #include "kernels/attention/cpu.h"
@@ -39,6 +40,19 @@ bool& cpu::uses_amx() {
     static bool use = false;
 #endif
     return use;
+}
+
+cpu::Sink::Sink(const Tensor& sinks, int64_t h) : exists(sinks), log2(0) {
+    if (exists)
+        log2 = log2_e *
+               (sinks.dtype == DType::bf16 ? to_float(sinks.as<bf16>()[h]) : sinks.as<float>()[h]);
+}
+
+cpu::RowEnd cpu::Sink::end_row(float row_max, float total) const {
+    if (!exists) return {1.0f / total, row_max * ln_2 + std::log(total)};
+    const float largest = std::max(row_max, log2), rescale = std::exp2(row_max - largest),
+                sum = total * rescale + std::exp2(log2 - largest);
+    return {rescale / sum, largest * ln_2 + std::log(sum)};
 }
 
 namespace {
@@ -62,6 +76,13 @@ bool backward_in_blocks(const AttentionShape& shape, int threads) {
 /// same ones in both orders of the backward pass.
 int64_t first_query(const AttentionShape& shape, int64_t s) {
     return std::max<int64_t>(0, s - (shape.S - shape.T)) / cpu::tile * cpu::tile;
+}
+
+/// The end of the queries that see a key from s0 to s1 − 1, rounded up to whole tiles; at least one
+/// query, with which zeros are written where no query sees the keys.
+int64_t end_query(const AttentionShape& shape, int64_t s0, int64_t s1) {
+    const int64_t end = cpu::round_up(s1 - 1 + shape.window - (shape.S - shape.T), cpu::tile);
+    return std::max(first_query(shape, s0) + 1, std::min<int64_t>(shape.T, end));
 }
 
 template <class Engine>
@@ -134,6 +155,8 @@ void check(const AttentionShape& shape, const char* where) {
         throw Error(where, ": ", shape.H, " query heads cannot share ", shape.H_kv,
                     " key heads; the first must be a multiple of the second");
     }
+    if (shape.window < 0)
+        throw Error(where, ": a window of ", shape.window, " is negative; 0 means none");
     if (shape.B < 0 || shape.T < 0 || shape.S < shape.T) {
         throw Error(where, ": B = ", shape.B, ", T = ", shape.T, ", S = ", shape.S,
                     " is an invalid shape; it must have 0 <= T <= S and 0 <= B");
@@ -158,6 +181,58 @@ void check(const HeadsView& view, const char* name, const char* where) {
     if (!view.data)
         throw Error(where, ": ", name, " is missing; every tensor but lse must be given");
 }
+
+void check_sinks(const Tensor& sinks, int H, const char* where) {
+    if (!sinks) return;
+    if (sinks.dtype != DType::fp32 && sinks.dtype != DType::bf16)
+        throw Error(where, ": sinks of dtype ", name_of(sinks.dtype),
+                    " are not supported; use fp32 or bf16");
+    if (sinks.numel() != H)
+        throw Error(where, ": there are ", sinks.numel(), " sinks for ", H,
+                    " query heads; each head has one");
+}
+
+void check_sinks(const AttentionBackward& args) {
+    check_sinks(args.sinks, args.shape.H, "attention_backward");
+    if (args.dsinks && !args.sinks)
+        throw Error("attention_backward: dsinks is given without sinks; give both");
+    if (args.dsinks && args.dsinks.dtype != DType::fp32)
+        throw Error("attention_backward: dsinks has dtype ", name_of(args.dsinks.dtype),
+                    "; it must be fp32");
+}
+
+/// The same arguments with a window from 1 to S, which hides nothing if it is S: the
+/// implementations know no other.
+template <class Args>
+Args with_window(Args args) {
+    AttentionShape& shape = args.shape;
+    if (shape.window == 0 || shape.window > shape.S) shape.window = shape.S;
+    return args;
+}
+
+/// The sums that backward_range() leaves for the gradients of sinks.
+size_t sink_sums(const AttentionShape& shape) {
+    return static_cast<size_t>(shape.B) * static_cast<size_t>(shape.H) *
+           static_cast<size_t>(blocks_of(shape.T));
+}
+
+void add_sink_sums(const AttentionBackward& args, const float* sums) {
+    const AttentionShape& shape = args.shape;
+    const int64_t blocks = blocks_of(shape.T);
+    auto* const dsinks = static_cast<float*>(args.dsinks.data);
+    for (int64_t h = 0; h < shape.H; ++h) {
+        double sum = 0;
+        for (int64_t b = 0; b < shape.B; ++b)
+            for (int64_t i = 0; i < blocks; ++i) sum += sums[(b * shape.H + h) * blocks + i];
+        dsinks[h] = static_cast<float>((args.dsinks.accumulate ? dsinks[h] : 0) - sum);
+    }
+}
+
+/// The gradients of sinks, where there are no queries.
+void clear_sinks(Stream& stream, const AttentionBackward& args) {
+    if (args.dsinks && !args.dsinks.accumulate)
+        clear(stream, args.dsinks.data, sizeof(float) * static_cast<size_t>(args.shape.H));
+}
 }  // namespace
 
 size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape) {
@@ -168,7 +243,8 @@ size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape
         // A smaller team may need more per thread, if threads get whole heads.
         for (int n = 1; n <= most_threads(shape); ++n) {
             bytes = std::max(bytes,
-                             static_cast<size_t>(n) * backward_bytes<decltype(engine)>(shape, n));
+                             static_cast<size_t>(n) * backward_bytes<decltype(engine)>(shape, n) +
+                                 sizeof(float) * sink_sums(shape));
         }
         return bytes;
     });
@@ -182,10 +258,12 @@ size_t attention_forward_scratch_bytes(const Stream& stream, const AttentionShap
     });
 }
 
-void attention_forward(Stream& stream, const AttentionForward& args) {
-    const Profiled profiled(stream, cost_of(args));
+void attention_forward(Stream& stream, const AttentionForward& given) {
+    const Profiled profiled(stream, cost_of(given));
+    check(given.shape, "attention_forward");
+    const AttentionForward args = with_window(given);
     const AttentionShape& shape = args.shape;
-    check(shape, "attention_forward");
+    check_sinks(args.sinks, shape.H, "attention_forward");
     if (shape.B == 0 || shape.T == 0) return;
     check(args.q, "q", "attention_forward");
     check(args.k, "k", "attention_forward");
@@ -222,15 +300,17 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
     });
 }
 
-void attention_backward(Stream& stream, const AttentionBackward& args) {
-    const Profiled profiled(stream, cost_of(args));
+void attention_backward(Stream& stream, const AttentionBackward& given) {
+    const Profiled profiled(stream, cost_of(given));
+    check(given.shape, "attention_backward");
+    const AttentionBackward args = with_window(given);
     const AttentionShape& shape = args.shape;
-    check(shape, "attention_backward");
+    check_sinks(args);
     if (shape.T == 0 && shape.S > 0) {
         throw Error("attention_backward: T = 0 but S = ", shape.S,
                     "; without queries there are no gradients");
     }
-    if (shape.B == 0 || shape.T == 0) return;
+    if (shape.B == 0 || shape.T == 0) return clear_sinks(stream, args);
     check(args.q, "q", "attention_backward");
     check(args.k, "k", "attention_backward");
     check(args.v, "v", "attention_backward");
@@ -252,12 +332,14 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
         const int threads = team_size(shape);
         const bool in_blocks = backward_in_blocks(shape, threads);
         const size_t bytes = backward_bytes<Engine>(shape, threads);
-        char* scratch = stream.scratch_for<char>(bytes * static_cast<size_t>(threads));
+        const size_t all_bytes = bytes * static_cast<size_t>(threads);
+        char* scratch = stream.scratch_for<char>(all_bytes + sizeof(float) * sink_sums(shape));
+        auto* const sums = args.dsinks ? reinterpret_cast<float*>(scratch + all_bytes) : nullptr;
         const auto run = [&](int64_t count, auto range_of, auto compute) {
             share(count, threads, scratch, bytes, [&](int64_t i, int64_t next, char* memory) {
                 const cpu::BackwardRange mine = range_of(i),
                                          other = range_of(std::max<int64_t>(next, 0));
-                compute(args, mine, next < 0 ? nullptr : &other, memory);
+                compute(args, mine, next < 0 ? nullptr : &other, memory, sums);
             });
         };
         if (!in_blocks) {
@@ -267,6 +349,7 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
                     i / shape.H_kv, h, h * group, (h + 1) * group, 0, T, 0, S};
             };
             run(key_heads, whole_head, cpu::backward_range<Engine, Storage, true, true>);
+            if (sums) add_sink_sums(args, sums);
             return;
         }
         const auto queries = [&](int64_t i) {
@@ -283,23 +366,35 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
         };
         const auto keys = [&](int64_t i) {
             const int64_t head = i % key_heads, h = head % shape.H_kv,
-                          s0 = i / key_heads * cpu::block_rows;
+                          s0 = i / key_heads * cpu::block_rows,
+                          s1 = std::min<int64_t>(S, s0 + cpu::block_rows);
             return cpu::BackwardRange{
-                head / shape.H_kv,      h, h * group, (h + 1) * group,
-                first_query(shape, s0), T, s0,        std::min<int64_t>(S, s0 + cpu::block_rows)};
+                head / shape.H_kv,        h,  h * group, (h + 1) * group, first_query(shape, s0),
+                end_query(shape, s0, s1), s0, s1};
         };
         run(heads * query_blocks, queries, cpu::backward_range<Engine, Storage, true, false>);
         run(key_heads * key_blocks, keys, cpu::backward_range<Engine, Storage, false, true>);
+        if (sums) add_sink_sums(args, sums);
     });
 }
 
 namespace {
 
+double window_of(const AttentionShape& s) { return s.window ? std::min(s.window, s.S) : s.S; }
+
 /// The number of pairs of a query and a key that it sees, over batch and heads, if each sequence is
 /// one document.
 double pairs(const AttentionShape& s) {
-    const double T = s.T, S = s.S;
-    return (T * (S - T) + T * (T + 1) / 2) * s.B * s.H;
+    const double T = s.T, S = s.S, window = window_of(s);
+    // Query t sees S − T + t + 1 keys, but not those before its window.
+    const double some = std::clamp(S - window, 0.0, T);  // queries with keys before their windows
+    const double hidden = some * (S - window) - some * (some - 1) / 2;
+    return (T * (S - T) + T * (T + 1) / 2 - hidden) * s.B * s.H;
+}
+
+/// The number of keys that some query sees.
+int keys_seen(const AttentionShape& s) {
+    return static_cast<int>(std::min<double>(s.S, std::max(s.T, 1) - 1 + window_of(s)));
 }
 
 double tokens_bytes(const AttentionShape& s, int heads, int tokens) {
@@ -310,7 +405,8 @@ double tokens_bytes(const AttentionShape& s, int heads, int tokens) {
 
 Cost cost_of(const AttentionForward& a) {
     const AttentionShape& s = a.shape;
-    return {"attention_forward", 2 * tokens_bytes(s, s.H, s.T) + 2 * tokens_bytes(s, s.H_kv, s.S),
+    return {"attention_forward",
+            2 * tokens_bytes(s, s.H, s.T) + 2 * tokens_bytes(s, s.H_kv, keys_seen(s)),
             4.0 * pairs(s) * s.D};
 }
 
@@ -320,7 +416,7 @@ Cost cost_of(const AttentionBackward& a) {
     if (a.key_gradients != KeyGradients::write) sums.dtype = DType::fp32;
     const double dkv_bytes = 2 * tokens_bytes(sums, s.H_kv, s.S);
     return {"attention_backward",
-            4 * tokens_bytes(s, s.H, s.T) + 2 * tokens_bytes(s, s.H_kv, s.S) +
+            4 * tokens_bytes(s, s.H, s.T) + 2 * tokens_bytes(s, s.H_kv, keys_seen(s)) +
                 (a.key_gradients == KeyGradients::add_fp32 ? 2 : 1) * dkv_bytes,
             10.0 * pairs(s) * s.D};
 }

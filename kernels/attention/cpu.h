@@ -12,6 +12,22 @@ namespace train_gpt::cpu {
 /// lets it use the registers. Tests turn it off.
 bool& uses_amx();
 
+/// What a row's sums are multiplied by at the end, and its log Σ exp.
+struct RowEnd {
+    float factor, lse;
+};
+
+/// A head's sink, if there is one: one more score in each row, whose value is zero.
+struct Sink {
+    bool exists;
+    float log2;  // in units of log 2
+
+    Sink(const Tensor& sinks, int64_t h);
+    /// Of a row of scores with the maximum row_max, in units of log 2, and total = Σ 2^(score −
+    /// row_max).
+    RowEnd end_row(float row_max, float total) const;
+};
+
 /// Queries [t0, t0 + 256) of one head.
 struct ForwardBlock {
     int64_t b, h, t0;
@@ -40,10 +56,11 @@ struct BackwardRange {
     int64_t b, h_kv, h0, h1, t0, t1, s0, s1;
 };
 
-/// next: the range that this thread computes afterwards, or null.
+/// next: the range that this thread computes afterwards, or null. sink_sums: null, or [B, H, ⌈T /
+/// 256⌉]; with want_dq, it receives Σ exp(sink − lse)·Σ dout ⊙ out of each block of queries.
 template <class Engine, class Storage, bool want_dq, bool want_dkv>
 void backward_range(const AttentionBackward& args, const BackwardRange& range,
-                    const BackwardRange* next, char* memory);
+                    const BackwardRange* next, char* memory, float* sink_sums);
 /// keys: the largest number of keys in a range.
 template <class Engine>
 size_t backward_range_bytes(const AttentionShape& shape, int64_t keys);

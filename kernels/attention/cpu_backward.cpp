@@ -86,10 +86,10 @@ void softmax_backward_step(const Visibility<Engine>& view, int rows,
     constexpr bool coarse = Engine::depth > 1;
     const SoftCap cap(softcap);
     for (int r = 0; r < rows; r += Engine::depth) {
-        const int vectors = view.vectors(r);
+        const int begin = view.first_vector(r), vectors = view.vectors(r);
         // If a row has an odd number of vectors, the last one is paired with zeros.
         [[maybe_unused]] vfloat ds_of[Engine::depth][tile / lanes] = {};
-        for (int v = 0; v < vectors; ++v) {
+        for (int v = begin; v < vectors; ++v) {
             vfloat p[Engine::depth], ds[Engine::depth];
             for (int i = 0; i < Engine::depth; ++i) {
                 const int at = (r + i) * tile + v * lanes;
@@ -117,7 +117,7 @@ void softmax_backward_step(const Visibility<Engine>& view, int rows,
 #if TRAIN_GPT_BF16_PAIRS
         if constexpr (Engine::depth > 1) {
             for (int i = 0; i < Engine::depth; ++i) {
-                for (int v = 0; v < vectors; v += 2) {
+                for (int v = begin; v < vectors; v += 2) {
                     store_probabilities(my.ds_rows + (r + i) * tile, v, ds_of[i][v],
                                         ds_of[i][v + 1]);
                 }
@@ -132,10 +132,12 @@ void softmax_backward_step(const Visibility<Engine>& view, int rows,
 template <class Engine, class Storage, bool want_dq, bool want_dkv>
 class RangeBackward {
   public:
-    RangeBackward(const AttentionBackward& args, const BackwardRange& range, char* memory)
+    RangeBackward(const AttentionBackward& args, const BackwardRange& range, char* memory,
+                  float* sink_sums)
         : args_(args),
           shape_(args.shape),
           range_(range),
+          sink_sums_(sink_sums),
           pieces_(memory),
           my_(pieces_, shape_, want_dkv ? range.s1 - range.s0 : 0) {}
 
@@ -184,9 +186,10 @@ class RangeBackward {
     void expect_block(Prefetch& prefetch, const BackwardRange& range, int64_t h, int64_t t0) const {
         const int D = shape_.D;
         const int64_t rows = std::min<int64_t>(block_rows, range.t1 - t0),
-                      keys = std::min<int64_t>(tile, range.t1 + offset_ - range.s0);
-        prefetch.add<Storage>(args_.v, range.b, range.s0, h / group_, keys, D);
-        prefetch.add<Storage>(args_.k, range.b, range.s0, h / group_, keys, D);
+                      key0 = std::max(range.s0, window_start(shape_, t0) / tile * tile),
+                      keys = std::min<int64_t>(tile, std::min(range.t1 + offset_, range.s1) - key0);
+        prefetch.add<Storage>(args_.v, range.b, key0, h / group_, keys, D);
+        prefetch.add<Storage>(args_.k, range.b, key0, h / group_, keys, D);
         prefetch.add<Storage>(args_.out, range.b, t0, h, rows, D);
         prefetch.add<Storage>(args_.dout, range.b, t0, h, rows, D);
         prefetch.add<Storage>(args_.q, range.b, t0, h, rows, D);
@@ -211,8 +214,23 @@ class RangeBackward {
                      at<const Storage>(args_.dout, b, t0, h), args_.dout.token, rows, D);
         for (int r = 0; r < rows; ++r)
             my_.lse[r] = args_.lse[(b * shape_.H + h) * shape_.T + t0 + r] * log2_e;
+        if (want_dq && sink_sums_) add_up_sink(h, t0, static_cast<int>(rows));
         if (want_dq) std::fill_n(my_.dq, static_cast<int64_t>(padded_rows) * head_, 0.0f);
         return {h, t0, rows, padded_rows, q_deep, dout_deep};
+    }
+
+    /// The share of a block of queries in the gradient of its head's sink.
+    void add_up_sink(int64_t h, int64_t t0, int rows) const {
+        const Sink sink(args_.sinks, h);
+        vfloat sum = {};
+        for (int r = 0; r < rows; r += lanes) {
+            const vfloat p = exp2<false>(sink.log2 - load(my_.lse + r));
+            sum += sees(0, 0, rows - r) ? p * load(my_.delta + r) : vfloat{};
+        }
+        float total = 0;
+        for (int i = 0; i < lanes; ++i) total += sum[i];
+        const int64_t blocks = (shape_.T + block_rows - 1) / block_rows;
+        sink_sums_[(range_.b * shape_.H + h) * blocks + t0 / block_rows] = total;
     }
 
     /// Rows of queries as the operand of multiply_rows.
@@ -285,9 +303,8 @@ class RangeBackward {
     void add_tile(const Queries& queries, int r0, const Keys& keys, Prefetch& prefetch) {
         const int64_t t0 = queries.t0, key0 = keys.key0;
         const int here = std::min(tile, queries.padded_rows - r0);
-        const Visibility<Engine> view{
-            t0 + r0 + offset_ - key0, std::min(here, queries.rows - r0), keys.count,
-            shape_.doc_start ? shape_.doc_start + range_.b * shape_.T + t0 + r0 : nullptr, key0};
+        const auto view = visibility<Engine>(shape_, range_.b, t0 + r0,
+                                             std::min(here, queries.rows - r0), key0, keys.count);
         if (view.empty()) return;
         multiply_visible<Engine>(view, here, words_, my_.q + r0 * head_, my_.key_columns,
                                  my_.scores, shape_.scale * log2_e, prefetch);
@@ -317,6 +334,7 @@ class RangeBackward {
     const AttentionBackward& args_;
     const AttentionShape& shape_;
     const BackwardRange& range_;
+    float* const sink_sums_;
     Pieces pieces_;
     const BackwardScratch<Engine> my_;
     [[no_unique_address]] const typename Engine::Setup setup_{};
@@ -329,8 +347,8 @@ class RangeBackward {
 
 template <class Engine, class Storage, bool want_dq, bool want_dkv>
 void backward_range(const AttentionBackward& args, const BackwardRange& range,
-                    const BackwardRange* next, char* memory) {
-    RangeBackward<Engine, Storage, want_dq, want_dkv>(args, range, memory).run(next);
+                    const BackwardRange* next, char* memory, float* sink_sums) {
+    RangeBackward<Engine, Storage, want_dq, want_dkv>(args, range, memory, sink_sums).run(next);
 }
 
 template <class Engine>
@@ -340,13 +358,13 @@ size_t backward_range_bytes(const AttentionShape& shape, int64_t keys) {
     return pieces.used();
 }
 
-#define TRAIN_GPT_INSTANTIATE(Engine, Storage)                                        \
-    template void backward_range<Engine, Storage, true, true>(                        \
-        const AttentionBackward&, const BackwardRange&, const BackwardRange*, char*); \
-    template void backward_range<Engine, Storage, true, false>(                       \
-        const AttentionBackward&, const BackwardRange&, const BackwardRange*, char*); \
-    template void backward_range<Engine, Storage, false, true>(                       \
-        const AttentionBackward&, const BackwardRange&, const BackwardRange*, char*);
+#define TRAIN_GPT_INSTANTIATE(Engine, Storage)                                                \
+    template void backward_range<Engine, Storage, true, true>(                                \
+        const AttentionBackward&, const BackwardRange&, const BackwardRange*, char*, float*); \
+    template void backward_range<Engine, Storage, true, false>(                               \
+        const AttentionBackward&, const BackwardRange&, const BackwardRange*, char*, float*); \
+    template void backward_range<Engine, Storage, false, true>(                               \
+        const AttentionBackward&, const BackwardRange&, const BackwardRange*, char*, float*);
 
 TRAIN_GPT_INSTANTIATE(Fp32, float)
 template size_t backward_range_bytes<Fp32>(const AttentionShape&, int64_t);

@@ -44,7 +44,7 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
     const DecodeScratch my(pieces, shape);
     const int64_t h_kv = h / (shape.H / shape.H_kv), position = t + shape.S - shape.T;
     const int D = shape.D, head = padded_head<Fp32>(D), vectors = head / lanes;
-    const int64_t first = shape.doc_start ? shape.doc_start[b * shape.T + t] : 0;
+    const int64_t first = first_key(shape, b, t, 1);
 
     alignas(64) float q[max_head], out[max_head], scores[tile];
     convert(q, at<const Storage>(args.q, b, t, h), D);
@@ -105,8 +105,9 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
     }
     float total = 0;
     for (int i = 0; i < lanes; ++i) total += sum[i];
-    write_row(at<Storage>(args.out, b, t, h), out, 1.0f / total, D);
-    if (args.lse) args.lse[(b * shape.H + h) * shape.T + t] = row_max * ln_2 + std::log(total);
+    const RowEnd end = Sink(args.sinks, h).end_row(row_max, total);
+    write_row(at<Storage>(args.out, b, t, h), out, end.factor, D);
+    if (args.lse) args.lse[(b * shape.H + h) * shape.T + t] = end.lse;
 }
 
 size_t forward_query_bytes(const AttentionShape& shape) {

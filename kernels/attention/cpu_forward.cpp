@@ -44,7 +44,7 @@ void softmax_step(const Visibility<Engine>& view, int rows, float* scores, float
             if (r >= rows) continue;
             float* row = scores + r * tile;
             const int end = view.end(r), first = view.first(r), vectors = view.vectors(r);
-            for (int v = 0; v < vectors; ++v) {
+            for (int v = view.first_vector(r); v < vectors; ++v) {
                 vfloat s = load(row + v * lanes);
                 if (first > v * lanes || end < (v + 1) * lanes) {
                     s = sees(v, first, end) ? s : all(minus_infinity);
@@ -66,10 +66,10 @@ void softmax_step(const Visibility<Engine>& view, int rows, float* scores, float
         for (int i = 0; i < lanes && r0 + i < rows; ++i) {
             const int r = r0 + i;
             float* row = scores + r * tile;
-            const int vectors = view.vectors(r);
+            const int begin = view.first_vector(r), vectors = view.vectors(r);
             vfloat sum = load(row_sum + r * lanes) * rescale[r];
             if constexpr (Engine::depth == 1) {
-                for (int v = 0; v < vectors; ++v) {
+                for (int v = begin; v < vectors; ++v) {
                     const vfloat p = exp2<coarse>(load(row + v * lanes) - references[i]);
                     sum += p;
                     store(row + v * lanes, p);
@@ -77,7 +77,7 @@ void softmax_step(const Visibility<Engine>& view, int rows, float* scores, float
             } else {
 #if TRAIN_GPT_BF16_PAIRS
                 bf16* packed = reinterpret_cast<bf16*>(scores) + r * tile;
-                for (int v = 0; v < vectors; v += 2) {
+                for (int v = begin; v < vectors; v += 2) {
                     const vfloat even = exp2<coarse>(load(row + v * lanes) - references[i]);
                     vfloat odd = {};
                     if (v + 1 < vectors)
@@ -116,8 +116,10 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
 
     Prefetch prefetch;
     if (next) {
-        prefetch.add<Storage>(args.k, next->b, 0, next->h / group, std::min(tile, shape.S), D);
-        prefetch.add<Storage>(args.v, next->b, 0, next->h / group, std::min(tile, shape.S), D);
+        const int64_t key = window_start(shape, next->t0) / tile * tile,
+                      keys = std::min<int64_t>(tile, shape.S - key);
+        prefetch.add<Storage>(args.k, next->b, key, next->h / group, keys, D);
+        prefetch.add<Storage>(args.v, next->b, key, next->h / group, keys, D);
         prefetch.add<Storage>(args.q, next->b, next->t0, next->h,
                               std::min<int64_t>(block_rows, shape.T - next->t0), D);
     }
@@ -142,9 +144,8 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
 
         for (int r0 = 0; r0 < rows; r0 += tile) {
             const int here = std::min(tile, padded_rows - r0);
-            const Visibility<Engine> view{
-                t0 + r0 + offset - key0, std::min(here, rows - r0), keys,
-                shape.doc_start ? shape.doc_start + b * shape.T + t0 + r0 : nullptr, key0};
+            const auto view =
+                visibility<Engine>(shape, b, t0 + r0, std::min(here, rows - r0), key0, keys);
             if (view.empty()) continue;
             multiply_visible<Engine>(view, here, words, my.q + r0 * head, my.key_columns, my.scores,
                                      shape.scale * log2_e, prefetch);
@@ -156,6 +157,7 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
         }
     }
 
+    const Sink sink(args.sinks, h);
     for (int r0 = 0; r0 < rows; r0 += lanes) {
         vfloat sums[lanes];
         for (int i = 0; i < lanes; ++i) sums[i] = load(my.row_sum + (r0 + i) * lanes);
@@ -163,10 +165,9 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
         store(total, reduce_rows(sums, take_sum));
         for (int i = 0; i < lanes && r0 + i < rows; ++i) {
             const int r = r0 + i;
-            write_row(at<Storage>(args.out, b, t0 + r, h), my.out + r * head, 1.0f / total[i], D);
-            if (args.lse)
-                args.lse[(b * shape.H + h) * shape.T + t0 + r] =
-                    my.row_max[r] * ln_2 + std::log(total[i]);
+            const RowEnd end = sink.end_row(my.row_max[r], total[i]);
+            write_row(at<Storage>(args.out, b, t0 + r, h), my.out + r * head, end.factor, D);
+            if (args.lse) args.lse[(b * shape.H + h) * shape.T + t0 + r] = end.lse;
         }
     }
 }

@@ -15,32 +15,59 @@ struct Visibility {
     int keys;          // real keys of the tile
     const int32_t* doc_start;  // of row 0, or null
     int64_t key0;
+    int64_t window;
 
     int end(int r) const {
         return static_cast<int>(std::clamp<int64_t>(position + std::min(r, rows - 1) + 1, 0, keys));
     }
     int first(int r) const {
-        if (!doc_start) return 0;
-        return static_cast<int>(
-            std::clamp<int64_t>(doc_start[std::min(r, rows - 1)] - key0, 0, tile));
+        const int64_t in_window = position + std::min(r, rows - 1) + 1 - window;
+        if (!doc_start) return within(in_window);
+        return within(std::max(doc_start[std::min(r, rows - 1)] - key0, in_window));
     }
-    /// Keys that the panel of row r sees, in vectors, padded.
+    /// The end of the keys that the panel of row r sees, in vectors, padded.
     int vectors(int r) const {
         const int last = r / Engine::panel * Engine::panel + Engine::panel - 1;
         return static_cast<int>(round_up(end(last), Engine::unit)) / lanes;
     }
+    /// The first of these vectors, ignoring documents: the keys before it are not computed.
+    int first_vector(int r) const {
+        constexpr int depth = Engine::depth;  // bf16 rows are stored in pairs of vectors
+        const int row = std::min(r / Engine::panel * Engine::panel, rows - 1);
+        return within(position + row + 1 - window) / (depth * lanes) * depth;
+    }
     /// The first row that sees `key`, ignoring documents.
     int first_row(int key) const { return static_cast<int>(std::max<int64_t>(0, key - position)); }
+    /// The end of the rows of `padded_rows` that see `key`.
+    int end_row(int key, int padded_rows) const {
+        return static_cast<int>(std::clamp<int64_t>(key + window - position, 0, padded_rows));
+    }
 
     bool empty() const {
-        if (end(rows - 1) == 0) return true;
+        // The windows of all rows begin after the tile where the first row's does.
+        if (end(rows - 1) == 0 || position + 1 - window >= keys) return true;
         if (!doc_start) return false;
         for (int r = 0; r < rows; ++r) {
             if (first(r) < end(r)) return false;
         }
         return true;
     }
+
+  private:
+    static int within(int64_t key) { return static_cast<int>(std::clamp<int64_t>(key, 0, tile)); }
 };
+
+/// The part of `shape` that the queries from t0 on see of keys [key0, key0 + keys).
+template <class Engine>
+Visibility<Engine> visibility(const AttentionShape& shape, int64_t b, int64_t t0, int rows,
+                              int64_t key0, int keys) {
+    return {t0 + shape.S - shape.T - key0,
+            rows,
+            keys,
+            shape.doc_start ? shape.doc_start + b * shape.T + t0 : nullptr,
+            key0,
+            shape.window};
+}
 
 /// The mask of vector v of a row that sees keys [first, end).
 [[gnu::always_inline]] inline vint sees(int v, int first, int end) {
@@ -48,11 +75,17 @@ struct Visibility {
     return (key >= first) & (key < end);
 }
 
-/// The first key that any of a block's queries sees.
+/// The first key in the window of query t.
+inline int64_t window_start(const AttentionShape& shape, int64_t t) {
+    return std::max<int64_t>(0, t + shape.S - shape.T + 1 - shape.window);
+}
+
+/// No query of a block sees a key before this one.
 inline int64_t first_key(const AttentionShape& shape, int64_t b, int64_t t0, int rows) {
-    if (!shape.doc_start) return 0;
+    const int64_t in_window = window_start(shape, t0);
+    if (!shape.doc_start) return in_window;
     const int32_t* start = shape.doc_start + b * shape.T + t0;
-    return *std::min_element(start, start + rows);
+    return std::max<int64_t>(in_window, *std::min_element(start, start + rows));
 }
 
 /// c = factor·(a·b) for the vectors of each panel that some query sees: scores, or dP. `words`
@@ -64,13 +97,14 @@ void multiply_visible(const Visibility<Engine>& view, int rows, int words,
     using Word = const typename Engine::Word;
     for (int v = 0; v < tile / lanes; v += max_columns) {
         for (int r = 0; r < rows; r += Engine::panel) {
-            const int columns = std::min(max_columns, view.vectors(r) - v);
+            const int begin = std::max(v, view.first_vector(r)),
+                      columns = std::min(v + max_columns, view.vectors(r)) - begin;
             if (columns <= 0) continue;
             prefetch.some();
             multiply_columns<Engine, A::rows, C::scale>(
                 columns, words, reinterpret_cast<Word*>(a) + r * words,
-                static_cast<ptrdiff_t>(words), reinterpret_cast<Word*>(b) + v * lanes,
-                static_cast<ptrdiff_t>(tile), c + r * tile + v * lanes,
+                static_cast<ptrdiff_t>(words), reinterpret_cast<Word*>(b) + begin * lanes,
+                static_cast<ptrdiff_t>(tile), c + r * tile + begin * lanes,
                 static_cast<ptrdiff_t>(tile), &std::as_const(factor));
         }
     }
@@ -81,7 +115,7 @@ template <class Engine>
 void cap_scores(const Visibility<Engine>& view, int rows, float* scores, const SoftCap& cap) {
     for (int r = 0; r < rows; ++r) {
         float* row = scores + r * tile;
-        for (int v = 0; v < view.vectors(r); ++v)
+        for (int v = view.first_vector(r); v < view.vectors(r); ++v)
             store(row + v * lanes, cap(load(row + v * lanes)));
     }
 }
@@ -97,12 +131,13 @@ void multiply_keys(const Visibility<Engine>& view, int rows, int head,
         const int columns = std::min(max_columns, vectors - v);
         for (int r = 0; r < rows; r += Engine::panel) {
             const int keys = view.end(r + Engine::panel - 1);
-            const int words = (keys + Engine::depth - 1) / Engine::depth;
+            const int first = view.first_vector(r) * lanes / Engine::depth;
+            const int words = std::max(0, (keys + Engine::depth - 1) / Engine::depth - first);
             prefetch.some();
             multiply_columns<Engine, A::rows, C::accumulate>(
-                columns, words, reinterpret_cast<Word*>(a) + r * (tile / Engine::depth),
+                columns, words, reinterpret_cast<Word*>(a) + r * (tile / Engine::depth) + first,
                 static_cast<ptrdiff_t>(tile / Engine::depth),
-                reinterpret_cast<Word*>(b) + v * lanes, static_cast<ptrdiff_t>(head),
+                reinterpret_cast<Word*>(b) + first * head + v * lanes, static_cast<ptrdiff_t>(head),
                 c + r * head + v * lanes, static_cast<ptrdiff_t>(head),
                 rescale ? rescale + r : nullptr);
         }
@@ -115,12 +150,14 @@ void multiply_rows(const Visibility<Engine>& view, int rows, int head,
                    const typename Engine::Element* a, const typename Engine::Element* b, float* c,
                    Prefetch& prefetch) {
     using Word = const typename Engine::Word;
-    const int vectors = head / lanes, words = rows / Engine::depth;
+    const int vectors = head / lanes;
     for (int v = 0; v < vectors; v += max_columns) {
         const int columns = std::min(max_columns, vectors - v);
         for (int key = 0; key < view.keys; key += Engine::panel) {
             const int first = view.first_row(key) / Engine::depth;
-            if (first >= words) break;
+            const int end = view.end_row(key + Engine::panel - 1, rows);
+            const int words = static_cast<int>(round_up(end, Engine::depth)) / Engine::depth;
+            if (first >= words) continue;
             prefetch.some();
             multiply_columns<Engine, A::columns, C::accumulate>(
                 columns, words - first, reinterpret_cast<Word*>(a) + first * tile + key,

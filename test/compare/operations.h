@@ -19,7 +19,7 @@ using Values = std::vector<double>;
 using Dims = std::vector<int64_t>;
 
 /// The extent of each letter: B T C H D V M N K F E k as in the contracts; P positions before the
-/// T; G heads of keys (H_kv).
+/// T; G heads of keys (H_kv); W keys of a window.
 using Shape = std::map<char, int64_t>;
 
 /// How exact a result can be: how often it is rounded to the compute dtype on its way, and how many

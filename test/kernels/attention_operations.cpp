@@ -96,11 +96,8 @@ const Derivative of_qkv{.gradient = "dqkv",
                                     attention_reference<double>(attention_problem(o, qkv)).out);
                             }};
 
-Results attention_references(const Operands& o) {
-    AttentionProblem problem = attention_problem(o, o.values("qkv"));
+Values packed_gradients(const Operands& o, const AttentionReference& r) {
     const size_t C = static_cast<size_t>(o['H'] * o['D']);
-    if (o.has("dout")) problem.dout = o.values("dout");
-    const AttentionReference r = attention_reference<double>(problem);
     Values dqkv(r.dq.size() * 3);
     for (size_t i = 0; i < r.dq.size(); ++i) {
         const size_t first = i / C * 3 * C + i % C;
@@ -108,7 +105,14 @@ Results attention_references(const Operands& o) {
         dqkv[first + C] = r.dk[i];
         dqkv[first + 2 * C] = r.dv[i];
     }
-    return {{"out", r.out}, {"lse", r.lse}, {"dqkv", dqkv}};
+    return dqkv;
+}
+
+Results attention_references(const Operands& o) {
+    AttentionProblem problem = attention_problem(o, o.values("qkv"));
+    if (o.has("dout")) problem.dout = o.values("dout");
+    const AttentionReference r = attention_reference<double>(problem);
+    return {{"out", r.out}, {"lse", r.lse}, {"dqkv", packed_gradients(o, r)}};
 }
 
 // A chunk of a sequence: T queries after P others, and separate keys and values of all S = P + T.
@@ -183,6 +187,88 @@ const std::vector<Derivative> of_chunk{
     {"dv", [](const Operands& o) { return o.values("v"); }, chunk_loss<&AttentionProblem::v>},
 };
 
+// A window of W keys, and sinks.
+
+AttentionForward window_forward(const Call& c) {
+    AttentionShape shape = attention_shape(c);
+    shape.window = static_cast<int>(c['W']);
+    return {.shape = shape,
+            .q = packed(c, "qkv", 0),
+            .k = packed(c, "qkv", 1),
+            .v = packed(c, "qkv", 2),
+            .out = plain(c, "out"),
+            .lse = c.data<float>("lse"),
+            .sinks = c["sinks"]};
+}
+
+void run_window_forward(Stream& stream, const Call& c) {
+    attention_forward(stream, window_forward(c));
+}
+
+void run_window_backward(Stream& stream, const Call& c) {
+    const AttentionForward f = window_forward(c);
+    attention_backward(stream, {.shape = f.shape,
+                                .q = f.q,
+                                .k = f.k,
+                                .v = f.v,
+                                .out = f.out,
+                                .dout = plain(c, "dout"),
+                                .lse = f.lse,
+                                .dq = packed(c, "dqkv", 0),
+                                .dk = packed(c, "dqkv", 1),
+                                .dv = packed(c, "dqkv", 2),
+                                .sinks = f.sinks,
+                                .dsinks = c.sink("dsinks")});
+}
+
+AttentionProblem window_problem(const Operands& o, const Values& qkv, const Values& sinks) {
+    AttentionProblem problem = attention_problem(o, qkv);
+    problem.shape.window = static_cast<int>(o['W']);
+    problem.sinks = sinks;
+    return problem;
+}
+
+/// For each head, the root of the sum of exp(sink − lse)²·(dout ⊙ out)².
+Values sink_terms(const Operands& o, const AttentionReference& r) {
+    const Values dout = o.values("dout"), sinks = o.values("sinks");
+    const int64_t B = o['B'], T = o['T'], H = o['H'], D = o['D'];
+    Values terms(sinks.size());
+    for (int64_t row = 0; row < B * T * H; ++row) {
+        const auto h = static_cast<size_t>(row % H);
+        const int64_t t = row / H % T, b = row / H / T;
+        const double p = std::exp(
+            sinks[h] - r.lse[static_cast<size_t>((b * H + static_cast<int64_t>(h)) * T + t)]);
+        for (int64_t d = 0; d < D; ++d) {
+            const auto i = static_cast<size_t>(row * D + d);
+            terms[h] += std::pow(p * dout[i] * r.out[i], 2);
+        }
+    }
+    for (double& x : terms) x = std::sqrt(x);
+    return terms;
+}
+
+Results window_references(const Operands& o) {
+    AttentionProblem problem = window_problem(o, o.values("qkv"), o.values("sinks"));
+    const bool backward = o.has("dout");
+    if (backward) problem.dout = o.values("dout");
+    const AttentionReference r = attention_reference<double>(problem);
+    Results results{{"out", r.out}, {"lse", r.lse}, {"dqkv", packed_gradients(o, r)}};
+    if (backward) {
+        results["dsinks"] = r.dsinks;
+        results[terms_of("dsinks")] = sink_terms(o, r);
+    }
+    return results;
+}
+
+const Derivative of_windowed_qkv{
+    .gradient = "dqkv",
+    .point = [](const Operands& o) { return o.values("qkv"); },
+    .loss =
+        [](const Operands& o, const Values& qkv) {
+            const AttentionProblem problem = window_problem(o, qkv, o.values("sinks"));
+            return dot(o.values("dout"), attention_reference<double>(problem).out);
+        }};
+
 }  // namespace
 
 std::vector<Operation> attention_operations() {
@@ -245,6 +331,42 @@ std::vector<Operation> attention_operations() {
          .run = run_chunk_backward,
          .reference = chunk_references,
          .derivatives = of_chunk},
+        {.name = "attention_window_forward",
+         .computes = "attention_forward with a window of W keys and a sink for each head",
+         .letters = {batch, sequence, Letter{'W', 32, 128, 128}, letter('H', 4, 12),
+                     letter('D', 64, 64)},
+         .declare =
+             [](Operands& o) {
+                 o.normal("qkv", {o['B'], o['T'], 3 * o['H'] * o['D']});
+                 o.normal("sinks", {o['H']});
+                 o.result("out", {o['B'], o['T'], o['H'] * o['D']}, o.dtype(),
+                          {.roundings = 2, .terms = o['T'] + o['D']});
+                 o.result("lse", {o['B'], o['H'], o['T']}, DType::fp32, {.terms = o['T'] + o['D']});
+             },
+         .scratch_bytes = attention_scratch,
+         .run = run_window_forward,
+         .reference = window_references},
+        {.name = "attention_window_backward",
+         .computes = "attention_backward with a window of W keys, and the gradients of sinks",
+         .letters = {batch, sequence, Letter{'W', 32, 128, 128}, letter('H', 4, 12),
+                     letter('D', 64, 64)},
+         .declare =
+             [](Operands& o) {
+                 o.normal("qkv", {o['B'], o['T'], 3 * o['H'] * o['D']});
+                 o.normal("sinks", {o['H']});
+                 o.normal("dout", {o['B'], o['T'], o['H'] * o['D']});
+                 o.room("out", {o['B'], o['T'], o['H'] * o['D']}, o.dtype());
+                 o.room("lse", {o['B'], o['H'], o['T']}, DType::fp32);
+                 o.result("dqkv", {o['B'], o['T'], 3 * o['H'] * o['D']}, o.dtype(),
+                          {.roundings = 4, .terms = o['T'] + o['D']});
+                 o.result("dsinks", {o['H']}, DType::fp32,
+                          {.roundings = 4, .terms = o['B'] * o['T'] * o['D']});
+             },
+         .scratch_bytes = attention_scratch,
+         .prepare = run_window_forward,
+         .run = run_window_backward,
+         .reference = window_references,
+         .derivatives = {of_windowed_qkv}},
     };
 }
 

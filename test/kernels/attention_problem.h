@@ -25,6 +25,7 @@ namespace train_gpt::attention_problem {
 
 struct Case : AttentionProblem {
     bool aligned = false;  // all views, to 8 elements: what the tensor cores' kernels need
+    DType sinks_dtype = DType::fp32;
 };
 
 inline float rounded(double x, DType dtype) {
@@ -215,6 +216,7 @@ struct Request {
     bool lse = true;
     KeyGradients key_gradients = KeyGradients::write;
     Values dk = {}, dv = {};  // before add_fp32
+    Values dsinks = {};       // before it is added to; empty: it is written
 };
 
 /// dq, dk and dv of a case where the request wants them, poisoned or as they are before the call.
@@ -238,6 +240,53 @@ inline std::vector<Placed> place_gradients(const Case& c, Layout layout, const R
 struct Run {
     Values out, dq, dk, dv;
     std::vector<float> lse;
+    std::vector<float> dsinks = {};
+};
+
+/// The sinks of a case and their gradients, between elements that must stay as they are.
+class Sinks {
+  public:
+    Sinks(const Case& c, const Request& request)
+        : H_(c.sinks.size()),
+          dtype_(c.sinks_dtype),
+          sinks_(H_ * sizeof(float)),
+          gradients_((H_ + 2) * sizeof(float)),
+          accumulate_(!request.dsinks.empty()) {
+        for (size_t h = 0; h < H_; ++h) {
+            const auto x = static_cast<float>(c.sinks[h]);
+            if (dtype_ == DType::bf16)
+                static_cast<bf16*>(sinks_.data())[h] = bf16(x);
+            else
+                static_cast<float*>(sinks_.data())[h] = x;
+        }
+        std::fill_n(gradients(), H_ + 2, mark);
+        for (size_t h = 0; h < H_; ++h)
+            gradients()[1 + h] = accumulate_ ? static_cast<float>(request.dsinks[h])
+                                             : std::numeric_limits<float>::quiet_NaN();
+    }
+    Tensor tensor() const {
+        if (H_ == 0) return {};
+        return {sinks_.data(), dtype_, {static_cast<int64_t>(H_)}};
+    }
+    GradientSink sink() const {
+        if (H_ == 0) return {};
+        return {gradients() + 1, DType::fp32, accumulate_};
+    }
+    std::vector<float> read() const {
+        gradients_.settle();
+        REQUIRE(gradients()[0] == mark);
+        REQUIRE(gradients()[H_ + 1] == mark);
+        return {gradients() + 1, gradients() + 1 + H_};
+    }
+
+  private:
+    static constexpr float mark = 1234.5f;
+    float* gradients() const { return static_cast<float*>(gradients_.data()); }
+
+    size_t H_;
+    DType dtype_;
+    TestMemory sinks_, gradients_;
+    bool accumulate_;
 };
 
 inline Run run(const Case& c, Layout layout, const Request& request = {}) {
@@ -267,8 +316,10 @@ inline Run run(const Case& c, Layout layout, const Request& request = {}) {
     const auto qkv_before = qkv[0].memory->bytes();
     const auto k_before = qkv[1].memory->bytes(), v_before = qkv[2].memory->bytes();
     const auto out_before = out.memory->bytes();
-    AttentionForward forward{shape,       qkv[0].view, qkv[1].view,
-                             qkv[2].view, out.view,    request.lse ? lse + guard : nullptr};
+    const Sinks sinks(c, request);
+    AttentionForward forward{shape,         qkv[0].view, qkv[1].view,
+                             qkv[2].view,   out.view,    request.lse ? lse + guard : nullptr,
+                             sinks.tensor()};
     attention_forward(scratch.stream, forward);
     result.out = out.read();
     result.lse.assign(lse + guard, lse + guard + rows);
@@ -283,15 +334,17 @@ inline Run run(const Case& c, Layout layout, const Request& request = {}) {
         std::vector<std::vector<unsigned char>> before;
         for (const Placed& g : grads) before.push_back(g.memory->bytes());
         TestStream fresh(shape);
-        attention_backward(fresh.stream, {shape, qkv[0].view, qkv[1].view, qkv[2].view, out.view,
-                                          dout.view, lse + guard, grads[0].view, grads[1].view,
-                                          grads[2].view, request.key_gradients});
+        attention_backward(fresh.stream,
+                           {shape, qkv[0].view, qkv[1].view, qkv[2].view, out.view, dout.view,
+                            lse + guard, grads[0].view, grads[1].view, grads[2].view,
+                            request.key_gradients, sinks.tensor(), sinks.sink()});
         for (size_t i = 0; i < grads.size(); ++i)
             REQUIRE(grads[i].memory->others_unchanged(before[i]));
         REQUIRE(fresh.within_bounds());
         result.dq = grads[0].read();
         result.dk = grads[1].read();
         result.dv = grads[2].read();
+        result.dsinks = sinks.read();
     }
     REQUIRE(qkv[0].memory->bytes() == qkv_before);
     REQUIRE(qkv[1].memory->bytes() == k_before);
@@ -312,8 +365,16 @@ struct Wish {
     int T = 0, extra_keys = 0, D = 0;  // 0: any T, any D
     int B = 0, H = 0, H_kv = 0;        // 0: a few
     bool documents = false, backward = true, aligned = false;
+    bool windows = false;  // a window, sinks, both or none
     float size = 1;
 };
+
+/// Sinks of the size of scores, or as models may learn them.
+inline void add_sinks(Case& c) {
+    c.sinks_dtype = random_int(0, 1) ? c.shape.dtype : DType::fp32;
+    c.sinks = random_values(static_cast<size_t>(c.shape.H), c.sinks_dtype,
+                            random_int(0, 3) ? 1.5f : 8.0f);
+}
 
 inline Case random_case(const Wish& wish) {
     Case c;
@@ -330,6 +391,9 @@ inline Case random_case(const Wish& wish) {
     s.H = wish.H ? wish.H : s.H_kv * static_cast<int>(random_int(1, 3));
     s.scale = 1 / std::sqrt(static_cast<float>(s.D));
     if (random_int(0, 2) == 0) s.softcap = 0.5f * static_cast<float>(random_int(1, 16));
+    if (wish.windows && random_int(0, 3) > 0)
+        s.window = static_cast<int>(random_int(1, random_int(0, 2) ? std::min(s.S, 40) : s.S + 5));
+    if (wish.windows && random_int(0, 2) > 0) add_sinks(c);
     if (wish.documents) {
         for (int b = 0; b < s.B; ++b) {
             int start = static_cast<int>(random_int(0, std::max(0, s.S - s.T)));
@@ -353,6 +417,8 @@ inline std::string describe(const Case& c) {
     const AttentionShape& s = c.shape;
     return concat(name_of(s.dtype), " B", s.B, " T", s.T, " S", s.S, " H", s.H, " H_kv", s.H_kv,
                   " D", s.D, s.softcap == 0 ? "" : concat(" softcap ", s.softcap),
+                  s.window == 0 ? "" : concat(" window ", s.window),
+                  c.sinks.empty() ? "" : concat(" sinks ", name_of(c.sinks_dtype)),
                   c.doc_start.empty() ? "" : " documents", c.aligned ? " aligned" : "");
 }
 
@@ -414,6 +480,14 @@ inline void check_run(const Case& c, const Run& ours) {
     check_tensor("dq", c, ours.dq, plain.dq, exact.dq, exact.dq_terms, exact.score_terms);
     check_tensor("dk", c, ours.dk, plain.dk, exact.dk, exact.dk_terms, exact.score_terms);
     check_tensor("dv", c, ours.dv, plain.dv, exact.dv, exact.dv_terms, exact.score_terms);
+    if (c.sinks.empty()) return;
+    // exp(sink − lse) has the roundings of the sink and of lse in units of log 2 and of lse itself,
+    // which a row's terms share, and all rows that of the sink.
+    double largest = exact.score_terms;
+    for (const Values* values : {&c.sinks, &exact.lse})
+        for (const double x : *values) largest = std::max(largest, std::abs(x));
+    check_tensor("dsinks", c, Values(ours.dsinks.begin(), ours.dsinks.end()), plain.dsinks,
+                 exact.dsinks, exact.dsinks_terms, 4 * std::min(largest, 1e6));
 }
 
 inline void check_case(const Case& c, Layout layout) { check_run(c, run(c, layout)); }
@@ -433,7 +507,7 @@ inline bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 }
 inline bool same_bits(const Run& a, const Run& b) {
     return same_bits(a.out, b.out) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) &&
-           same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv);
+           same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv) && same_bits(a.dsinks, b.dsinks);
 }
 
 const std::vector<DType> dtypes = {DType::fp32, DType::bf16};

@@ -34,6 +34,7 @@ TEST_CASE(
             wish.dtype = dtype;
             wish.documents = i % 3 == 2;
             wish.aligned = i % 2 == 1;
+            wish.windows = i % 4 >= 2;
             check_case(random_case(wish), any_layout());
         }
     }
@@ -66,6 +67,7 @@ TEST_CASE("one to eight heads of queries share a key head, or all of them one", 
                 wish.H = group * wish.H_kv;
                 wish.aligned = random_int(0, 1) == 1;
                 wish.documents = random_int(0, 2) == 0;
+                wish.windows = random_int(0, 1) == 1;
                 check_case(random_case(wish), any_layout());
             }
 }
@@ -90,6 +92,7 @@ TEST_CASE("attention matches float64 at the edges of its tiles and blocks", "[cu
                         : std::vector<int>{
                               1, 8, 16, 17, 31, 32, 48, 64}[static_cast<size_t>(random_int(0, 7))];
                 wish.documents = random_int(0, 3) == 0;
+                wish.windows = random_int(0, 3) == 0;
                 check_case(random_case(wish), any_layout());
             }
         }
@@ -115,6 +118,7 @@ TEST_CASE("where AMX cannot be used, attention in bf16 matches float64 without i
         wish.dtype = DType::bf16;
         wish.documents = i % 3 == 2;
         wish.aligned = i % 2 == 1;
+        wish.windows = i % 4 >= 2;
         check_case(random_case(wish), any_layout());
     }
 }
@@ -152,6 +156,7 @@ TEST_CASE("attention over a cache sees the keys before its queries", "[cuda]") {
             wish.extra_keys = static_cast<int>(random_int(1, 300));
             wish.documents = i % 2 == 1;
             wish.aligned = i % 4 < 2;
+            wish.windows = random_int(0, 1) == 1;
             check_case(random_case(wish), any_layout());
         }
     }
@@ -179,6 +184,7 @@ TEST_CASE("gradients of keys in fp32 are those before rounding, and add to what 
             wish.T = static_cast<int>(i < 2 ? random_int(1, 3) : random_int(16, 60));
             wish.extra_keys = i % 2 == 0 ? 0 : static_cast<int>(random_int(1, 100));
             wish.documents = i % 3 == 2;
+            wish.windows = i % 2 == 1;
             const Case c = random_case(wish);
             CAPTURE(describe(c));
             const Run stored = run(c, any_layout()),
@@ -244,7 +250,8 @@ Case chunk_of(const Case& whole, int first, int end) {
 void add_rank(Run& sum, const Case& whole, int rank, int ranks) {
     const int B = whole.shape.B, N = whole.shape.T, length = N / (2 * ranks);
     Values dk(whole.k.size()), dv(whole.k.size());
-    Request request{.key_gradients = KeyGradients::write_fp32};
+    Request request{.key_gradients = KeyGradients::write_fp32,
+                    .dsinks = {sum.dsinks.begin(), sum.dsinks.end()}};
     for (const int end : {N - rank * length, (rank + 1) * length}) {
         const Case c = chunk_of(whole, end - length, end);
         check_case(c, any_layout());
@@ -253,9 +260,13 @@ void add_rank(Run& sum, const Case& whole, int rank, int ranks) {
         set_rows(sum.dq, B, N, end - length, length, r.dq);
         set_rows(dk, B, N, 0, end, r.dk);
         set_rows(dv, B, N, 0, end, r.dv);
+        sum.dsinks = r.dsinks;
         const int next = (rank + 1) * length;
-        request = {true, KeyGradients::add_fp32, rows_of(dk, B, N, 0, next),
-                   rows_of(dv, B, N, 0, next)};
+        request = {true,
+                   KeyGradients::add_fp32,
+                   rows_of(dk, B, N, 0, next),
+                   rows_of(dv, B, N, 0, next),
+                   {r.dsinks.begin(), r.dsinks.end()}};
     }
     for (size_t i = 0; i < dk.size(); ++i) {
         sum.dk[i] += dk[i];
@@ -275,9 +286,11 @@ TEST_CASE("the gradients of a sequence are the sums of those of its chunks", "[c
             wish.aligned = i % 2 == 1;
             wish.T = 2 * ranks * static_cast<int>(random_int(i % 2 ? 16 : 1, 30));
             wish.documents = random_int(0, 1);
+            wish.windows = random_int(0, 1);
             if (device_is_simulated()) wish.D = 24;
             const Case whole = random_case(wish);
             Run sum;
+            sum.dsinks.resize(whole.sinks.size());
             for (Values* of_queries : {&sum.out, &sum.dq}) of_queries->resize(whole.q.size());
             for (Values* of_keys : {&sum.dk, &sum.dv}) of_keys->resize(whole.k.size());
             for (int rank = 0; rank < ranks; ++rank) add_rank(sum, whole, rank, ranks);
@@ -296,6 +309,7 @@ TEST_CASE(
         wish.D = static_cast<int>(random_int(1, 6));
         wish.extra_keys = i < 3 ? 0 : static_cast<int>(random_int(1, 5));
         wish.documents = i % 2 == 1;
+        wish.windows = true;
         Case c = random_case(wish);
         const AttentionReference exact = exact_attention(c);
         const auto loss = [&] {
@@ -323,6 +337,7 @@ TEST_CASE(
         compare(c.q, exact.dq);
         compare(c.k, exact.dk);
         compare(c.v, exact.dv);
+        if (!c.sinks.empty()) compare(c.sinks, exact.dsinks);
     }
 }
 
@@ -401,6 +416,7 @@ TEST_CASE("attention gives the same bits again, whatever the number of threads a
             wish.D = test_device().is_cuda() ? 8 * static_cast<int>(random_int(1, 5))
                                              : static_cast<int>(random_int(8, 40));
             wish.documents = i == 1;
+            wish.windows = random_int(0, 1) == 1;
             const Case c = random_case(wish);
             CAPTURE(describe(c));
             std::unique_ptr<Run> first;

@@ -205,6 +205,8 @@ AttentionReference attention_reference(const AttentionProblem& c, DType stored, 
     r.out.resize(c.q.size());
     for (Values* terms : {&r.out_terms, &r.dq_terms}) terms->resize(c.q.size());
     for (Values* terms : {&r.dk_terms, &r.dv_terms}) terms->resize(c.k.size());
+    r.dsinks_terms.resize(c.sinks.size());
+    std::vector<Real> dsinks(c.sinks.size());
     r.lse.resize(static_cast<size_t>(s.B) * s.H * s.T);
     std::vector<Real> dq(c.q.size()), dk(c.k.size()), dv(c.v.size()), p(s.S), slope(s.S, Real(1));
     const Real cap = static_cast<Real>(s.softcap);
@@ -214,7 +216,9 @@ AttentionReference attention_reference(const AttentionProblem& c, DType stored, 
             for (int t = 0; t < s.T; ++t) {
                 const int first = c.first(b, t), last = c.last(t);
                 const size_t qi = c.q_at(b, t, h);
-                Real max = -std::numeric_limits<Real>::infinity(), sum = 0;
+                const auto sink = c.sinks.empty() ? -std::numeric_limits<Real>::infinity()
+                                                  : static_cast<Real>(c.sinks[h]);
+                Real max = sink, sum = 0;
                 for (int j = first; j <= last; ++j) {
                     Real dot = 0, terms = 0;
                     for (int d = 0; d < s.D; ++d) {
@@ -232,9 +236,11 @@ AttentionReference attention_reference(const AttentionProblem& c, DType stored, 
                     max = std::max(max, p[j]);
                 }
                 for (int j = first; j <= last; ++j) sum += p[j] = std::exp(p[j] - max);
+                const Real sink_exp = std::exp(sink - max);
+                sum += sink_exp;
                 for (int j = first; j <= last; ++j) p[j] /= sum;
                 r.lse[c.lse_at(b, h, t)] = static_cast<double>(max + std::log(sum));
-                Real delta = 0, delta_terms = 0;
+                Real delta = 0, delta_terms = 0, out_terms = 0;
                 for (int d = 0; d < s.D; ++d) {
                     Real o = 0, terms = 0;
                     for (int j = first; j <= last; ++j) {
@@ -248,8 +254,13 @@ AttentionReference attention_reference(const AttentionProblem& c, DType stored, 
                     const Real term = Real(r.out[qi + d]) * Real(c.dout[qi + d]);
                     delta += term;
                     delta_terms += std::abs(term);
+                    out_terms += terms * Real(std::abs(c.dout[qi + d]));
                 }
                 if (c.dout.empty()) continue;
+                if (!c.sinks.empty()) {
+                    dsinks[h] -= sink_exp / sum * delta;
+                    r.dsinks_terms[h] += static_cast<double>(sink_exp / sum * out_terms);
+                }
                 for (int j = first; j <= last; ++j) {
                     const size_t kj = c.k_at(b, j, g);
                     Real dp = 0, dp_terms = 0;
@@ -276,6 +287,7 @@ AttentionReference attention_reference(const AttentionProblem& c, DType stored, 
         r.dq = kept_values(dq, stored);
         r.dk = kept_values(dk, stored);
         r.dv = kept_values(dv, stored);
+        r.dsinks.assign(dsinks.begin(), dsinks.end());
     }
     return r;
 }

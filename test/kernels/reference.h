@@ -3,6 +3,7 @@
 // what a plain implementation gives, whose errors show which errors are normal. Tensors are dense
 // vectors of the elements as stored, with the shapes of the contracts.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -83,6 +84,7 @@ struct AttentionProblem {
     std::vector<int32_t> doc_start;  // empty: one document
     Values q, k, v;                  // [B, T or S, heads, D]
     Values dout;                     // empty: only the forward pass
+    Values sinks = {};               // [H]; empty: none
 
     size_t q_at(int b, int t, int h) const {
         return ((static_cast<size_t>(b) * shape.T + t) * shape.H + h) * shape.D;
@@ -95,20 +97,24 @@ struct AttentionProblem {
     }
     /// The first and the last key that query t sees.
     int first(int b, int t) const {
-        return doc_start.empty() ? 0 : doc_start[static_cast<size_t>(b) * shape.T + t];
+        const int in_window = shape.window == 0 ? 0 : std::max(0, last(t) - shape.window + 1);
+        return doc_start.empty()
+                   ? in_window
+                   : std::max(in_window, doc_start[static_cast<size_t>(b) * shape.T + t]);
     }
     int last(int t) const { return t + shape.S - shape.T; }
 };
 /// The *_terms are, for each element, the sums of the absolute values of the terms that are added:
 /// rounding errors of the intermediate steps are relative to them.
 struct AttentionReference {
-    Values out, lse, dq, dk, dv;
-    Values out_terms, dq_terms, dk_terms, dv_terms;
+    Values out, lse, dq, dk, dv, dsinks;
+    Values out_terms, dq_terms, dk_terms, dv_terms, dsinks_terms;
     double score_terms = 0;  // the largest of any score
 };
 /// p = softmax(scale·q·kᵀ + mask), out = p·v, lse = log Σ exp of the scores;
 /// with dp = dout·vᵀ, δ = Σ out ⊙ dout and ds = scale·p ⊙ (dp − δ):
 /// dq = ds·k, dk = dsᵀ·q, dv = pᵀ·dout.
+/// A sink is one more score of each row, with a value of zeros: dsinks = −Σ exp(sink − lse)·δ.
 /// The backward pass reads out as stored; p and ds are rounded to `operands` before they are
 /// multiplied, as matrix units require.
 template <class Real>

@@ -85,8 +85,9 @@ attention_problem::Run shared_attention(const World& world, ContextGroup& group,
                                          {outs[1], &whole.dout}})
         fill(placed, *values);
     std::vector<float> lse(static_cast<size_t>(B * shape.H * shape.T));
-    attention.forward(stream,
-                      {shape, qkv[0].view, qkv[1].view, qkv[2].view, outs[0].view, lse.data()});
+    const attention_problem::Sinks sinks(whole, {.dsinks = Values(whole.sinks.size(), 1)});
+    attention.forward(stream, {shape, qkv[0].view, qkv[1].view, qkv[2].view, outs[0].view,
+                               lse.data(), sinks.tensor()});
     if (gathers_again) {  // another layer has been there
         const auto other = place_packed(mine, shape.T, heads);
         for (const auto& placed : other) placed.fill(Values(whole.q.size(), 1));
@@ -94,11 +95,16 @@ attention_problem::Run shared_attention(const World& world, ContextGroup& group,
                                    place_packed(mine, shape.T, {shape.H})[0].view,
                                    std::vector<float>(lse.size()).data()});
     }
-    attention.backward(stream,
-                       {shape, qkv[0].view, qkv[1].view, qkv[2].view, outs[0].view, outs[1].view,
-                        lse.data(), d[0].view, d[1].view, d[2].view},
-                       !gathers_again);
-    return {of_all(outs[0]), of_all(d[0]), of_all(d[1]), of_all(d[2]), {}};
+    attention.backward(
+        stream,
+        {shape, qkv[0].view, qkv[1].view, qkv[2].view, outs[0].view, outs[1].view, lse.data(),
+         d[0].view, d[1].view, d[2].view, KeyGradients::write, sinks.tensor(), sinks.sink()},
+        !gathers_again);
+    Values dsinks;
+    for (const float x : sinks.read()) dsinks.push_back(x - 1);
+    world.all_reduce_sum(dsinks);
+    return {of_all(outs[0]), of_all(d[0]), of_all(d[1]),
+            of_all(d[2]),    {},           {dsinks.begin(), dsinks.end()}};
 }
 
 }  // namespace
@@ -116,6 +122,7 @@ TEST_CASE("ranks: context attention", "[.ranks]") {
             wish.dtype = dtype;
             wish.T = 2 * world.size() * static_cast<int>(random_int(1, 30));
             wish.documents = i % 2 == 1;
+            wish.windows = i % 3 > 0;
             const Case whole = random_case(wish);
             const attention_problem::Run results =
                 shared_attention(world, group, whole, i % 3 == 2);
