@@ -5,12 +5,16 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "parallel/axes/tensor.h"
 #include "test/fuzz/targets.h"
 #include "training/config/config_checks.h"
 
 // The rules between keys need the mesh and most of the program; what is fuzzed is the reading. The
 // same targets run with the rules in seeds_test.cpp.
 void train_gpt::check_config(const Config&, const std::string&, int) {}
+
+// Nothing that is fuzzed divides a model among tensor ranks, whose file needs the mesh.
+void train_gpt::require_shared(const std::vector<SharedSize>&, int) { std::abort(); }
 
 namespace {
 
