@@ -1,5 +1,6 @@
 // The Makefile: how it keeps what scripts/configure.sh found (here a stand-in for that script), and
 // what it installs.
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <regex>
@@ -160,4 +161,34 @@ TEST_CASE("make install copies the scripts that the program names, and they work
     CHECK(shell("cd root/usr/share/train_gpt && ../../bin/train_gpt plan configs/gpt2-10m.json "
                 "--set device=cpu --set tokenizer.path=")
               .exit_code == 0);
+}
+
+// `make test-full` fuzzes, but `make test` does not, and clang may be missing. The objects of this
+// build name the same functions.
+TEST_CASE("make fuzz links all that the fuzzed readers call", "[makefile]") {
+    const fs::path objects = fs::path(binary()).parent_path() / "objects";
+    if (!fs::exists(objects / "test/fuzz/targets.o")) {
+        WARN("skipped: the fuzzed readers, whose objects are not here");
+        return;
+    }
+    const TemporaryDirectory directory;
+    const ProgramResult listed =
+        run_program({"bash", "-c", R"sh(
+            set -o pipefail
+            sources=$(make -nB build/fuzz/fuzz | sed -n 's/^echo "compile \(.*\)"$/\1/p') || exit
+            "${CXX:-g++}" -std=c++20 -I. -c test/fuzz/fuzz.cpp -o "$FOLDER/fuzz.o" || exit
+            for source in $sources; do
+                object=$OBJECTS/${source%.cpp}.o
+                [ $source != test/fuzz/fuzz.cpp ] || object=$FOLDER/fuzz.o
+                nm --format=posix "$object" || exit
+            done > "$FOLDER/names"
+            names() { sed -n "s/^\(_Z[^ ]*9train_gpt[^ ]*\) $1 .*/\1/p" "$FOLDER/names" | sort -u; }
+            echo $sources
+            comm -23 <(names U) <(names '[^U]') | c++filt)sh"},
+                    with_fresh_make({{"OBJECTS", objects}, {"FOLDER", directory.path()}}));
+    INFO("the first line lists the files, each other line a function that none of them has\n"
+         << listed.output);
+    CHECK(listed.exit_code == 0);
+    CHECK(contains(listed.output, "test/fuzz/targets.cpp"));
+    CHECK(std::ranges::count(listed.output, '\n') == 1);
 }
