@@ -17,6 +17,9 @@ namespace train_gpt {
 /// rotated [M, (H + H_kv)·D] holds q and k after a norm of heads, whose backward pass needs them as
 /// they were. Without such a norm they are rotated in place, and rotated is absent.
 ///
+/// With a norm over the whole width of q and k, qk_sums [M, 2] holds its sums (kernels/rope.h), of
+/// all tensor-parallel ranks.
+///
 /// In a mixture of experts, R = M·k rows lie one expert after the other (kernels/experts/): preact
 /// [R, 2F] and hidden [R, F] are the experts', expert_out [R, C] is what they give, in the backward
 /// pass its gradient. logits [M, E] are the router's; experts, expert_weights, row_of [M, k] and
@@ -31,6 +34,7 @@ namespace train_gpt {
 struct BlockActivations {
     Tensor x, norm1, stats1, qkv, rotated, att, lse, x_mid, norm2, stats2, preact, hidden;
     Tensor norm1_rows = {}, norm2_rows = {};
+    Tensor qk_sums = {};
     Tensor logits = {}, experts = {}, expert_weights = {}, counts = {}, probabilities = {},
            load = {}, selection_bias = {}, offsets = {}, row_token = {}, row_of = {},
            expert_out = {};

@@ -28,6 +28,7 @@ AttentionShape attention_shape(const LayerSpec& layer, DType dtype, int B, int T
             .D = layer.head_size,
             .scale = 1.0f / std::sqrt(static_cast<float>(layer.head_size)),
             .softcap = static_cast<float>(layer.attention_softcap),
+            .window = layer.window,
             .doc_start = nullptr};
 }
 
@@ -52,14 +53,21 @@ Activations attention_activations(const LayerSpec& layer, DType dtype) {
                         .dtype = dtype,
                         .dropped = Recompute::elementwise,
                         .in_training_only = true});
+    if (layer.qk_norm == QkNormKind::width) list.push_back({.member = &A::qk_sums, .width = 2});
     return list;
 }
 
 PartGradients attention_gradients(const LayerSpec& layer) {
     using G = BlockGradients;
-    return {
+    PartGradients list{
         {.member = &G::datt, .width = layer.attention_width(), .shares = PartGradient::Shares::dy},
         {.member = &G::dqkv, .width = layer.qkv_width(), .read_by = ReadBy::weights}};
+    if (layer.qk_norm == QkNormKind::width)
+        list.push_back({.member = &G::qk_dots,
+                        .width = 2,
+                        .shares = PartGradient::Shares::own,
+                        .dtype = DType::fp32});
+    return list;
 }
 
 namespace {
@@ -89,13 +97,21 @@ QkNorm qk_norm(const Block& block) {
     if (block.layer.qk_norm == QkNormKind::off) return {};
     return {.q_w = block.weight(block.parameters.q_norm_w),
             .k_w = block.weight(block.parameters.k_norm_w),
-            .epsilon = static_cast<float>(block.layer.norm_epsilon)};
+            .epsilon = static_cast<float>(block.layer.norm_epsilon),
+            .width = {.H = block.layer.whole_n_head,
+                      .H_kv = block.layer.whole_n_kv_head,
+                      .sums = block.activations.qk_sums}};
 }
 
-void rotate(Stream& stream, const Block& block) {
+/// again: sums of a norm over the whole width are there.
+void rotate(Stream& stream, const Block& block, bool again = false) {
     const RopeShape& s = block.rope;
     const PackedHeads from(block.activations.qkv, block.layer, s.T),
         to = attention_heads(block, s.T);
+    if (const Tensor sums = block.activations.qk_sums; sums && !again) {
+        qk_norm_sums(stream, {.shape = s, .q = from.q, .k = from.k, .sums = sums});
+        block.residual.tensor().add_up_numbers(stream, sums.as<float>(), sums.numel());
+    }
     rope_forward(stream, {.shape = s,
                           .q = from.q,
                           .k = from.k,
@@ -110,7 +126,7 @@ void scores_backward(const BackwardPass& pass) {
     const BlockParameters& p = block.parameters;
     const BlockActivations& a = block.activations;
     const AttentionShape& s = block.attention;
-    if (pass.recomputes_elementwise() && a.rotated) rotate(pass.stream, block);
+    if (pass.recomputes_elementwise() && a.rotated) rotate(pass.stream, block, true);
     const PackedHeads heads = attention_heads(block, s.T), gradients(pass.g.dqkv, block.layer, s.T);
     const AttentionBackward args{.shape = s,
                                  .q = heads.q,
@@ -121,19 +137,34 @@ void scores_backward(const BackwardPass& pass) {
                                  .lse = a.lse.as<float>(),
                                  .dq = gradients.q,
                                  .dk = gradients.k,
-                                 .dv = gradients.v};
+                                 .dv = gradients.v,
+                                 .sinks = block.weight(p.sinks),
+                                 .dsinks = pass.early_sink(p.sinks)};
     if (block.context)
         block.context->backward(pass.stream, args, pass.recompute == Recompute::block);
     else
         attention_backward(pass.stream, args);
     if (!block.layer.is_rotary) return;
     const PackedHeads before(a.qkv, block.layer, s.T);
+    QkNorm norm = qk_norm(block);
+    if (const Tensor dots = pass.g.qk_dots) {
+        qk_norm_dots(pass.stream, {.shape = block.rope,
+                                   .dq = gradients.q,
+                                   .dk = gradients.k,
+                                   .q = before.q,
+                                   .k = before.k,
+                                   .q_w = norm.q_w,
+                                   .k_w = norm.k_w,
+                                   .dots = dots});
+        block.residual.tensor().add_up_numbers(pass.stream, dots.as<float>(), dots.numel());
+        norm.width.dots = dots;
+    }
     rope_backward(pass.stream, {.shape = block.rope,
                                 .dq = gradients.q,
                                 .dk = gradients.k,
                                 .q = before.q,
                                 .k = before.k,
-                                .norm = qk_norm(block),
+                                .norm = norm,
                                 .dq_w = pass.early_sink(p.q_norm_w),
                                 .dk_w = pass.early_sink(p.k_norm_w)});
 }
@@ -149,7 +180,8 @@ void attend_within_batch(Stream& stream, const Block& block) {
                                 .k = heads.k,
                                 .v = heads.v,
                                 .out = heads_view(a.att, 0, s.T, s.D),
-                                .lse = a.lse.as<float>()};
+                                .lse = a.lse.as<float>(),
+                                .sinks = block.weight(block.parameters.sinks)};
     if (block.context)
         block.context->forward(stream, args);
     else
@@ -200,8 +232,9 @@ size_t attention_layer_scratch_bytes(const Stream& stream, const LayerSpec& laye
         std::max(linear_scratch_bytes(stream, dtype, rows, layer.qkv_width(), C),
                  linear_scratch_bytes(stream, dtype, rows, C, layer.attention_width()));
     if (layer.qk_norm == QkNormKind::off) return products;
-    return std::max(
-        products, rope_scratch_bytes(stream, rope_shape(layer, dtype, 1, static_cast<int>(rows))));
+    return std::max(products,
+                    rope_scratch_bytes(stream, rope_shape(layer, dtype, 1, static_cast<int>(rows)),
+                                       layer.qk_norm == QkNormKind::width));
 }
 
 }  // namespace train_gpt

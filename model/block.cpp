@@ -82,8 +82,9 @@ void block_backward(Stream& stream, Gradients& gradients, const Block& block,
 size_t block_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype, int64_t rows,
                            int64_t sequences) {
     return std::max({attention_layer_scratch_bytes(stream, layer, dtype, rows),
-                     layer.experts ? expert_layer_scratch_bytes(stream, layer, dtype, rows, sequences)
-                                   : mlp_scratch_bytes(stream, layer, dtype, rows),
+                     layer.experts
+                         ? expert_layer_scratch_bytes(stream, layer, dtype, rows, sequences)
+                         : mlp_scratch_bytes(stream, layer, dtype, rows),
                      norm_scratch_bytes(stream, rows, layer.n_embd)});
 }
 

@@ -64,7 +64,7 @@ struct Block {
 /// are the gradients of the outputs of `up` and `qkv`. In a mixture of experts dhidden and dup are
 /// [R, …], dgrouped [R, C] is the gradient of the experts' inputs, and dexpert_out takes the place of
 /// expert_out; dlogits and dweights are the router's, and a shared expert has the gradients of its
-/// own. Among tensor-parallel ranks dres, dy, dout
+/// own. qk_dots [M, 2] are sums of a norm over the whole width (kernels/rope.h). Among tensor-parallel ranks dres, dy, dout
 /// and dmid have this rank's rows.
 ///
 /// All blocks share them, unless the two halves of the backward pass are called apart. Then dup,
@@ -74,6 +74,7 @@ struct Block {
 struct BlockGradients {
     Tensor dres, dy, datt, dhidden, dup, dqkv;
     Tensor dout = {}, dmid = {}, early = {};
+    Tensor qk_dots = {};
     Tensor dexpert_out = {}, dgrouped = {}, dweights = {}, dlogits = {};
     Tensor dshared_out = {}, dshared_hidden = {}, dshared_up = {}, dshared_input = {},
            dshared_weight = {}, dshared_logit = {};
@@ -90,7 +91,7 @@ struct PartGradient {
     int64_t width = 0;  // columns
     Shares shares = Shares::wide;
     Tensor BlockActivations::*activation = nullptr;
-    int64_t each = 1;                // rows for each token
+    int64_t each = 1;                 // rows for each token
     std::optional<DType> dtype = {};  // nothing: the compute dtype
     /// Where the halves of the backward pass are called apart, what the second half reads has
     /// memory of its own.

@@ -29,9 +29,10 @@ Activations expert_activations(const LayerSpec& layer, DType dtype) {
     const auto route = [&](Tensor A::*member, int64_t width, DType type) {
         return Activation{.member = member, .width = width, .dtype = type, .is_route = true};
     };
-    Activations list{route(&A::logits, E, DType::fp32), route(&A::experts, k, DType::int32),
-                     route(&A::expert_weights, k, DType::fp32), route(&A::row_of, k, DType::int32),
-                     route(&A::row_token, 1, DType::int32), route(&A::offsets, E + 1, DType::int32)};
+    Activations list{
+        route(&A::logits, E, DType::fp32),         route(&A::experts, k, DType::int32),
+        route(&A::expert_weights, k, DType::fp32), route(&A::row_of, k, DType::int32),
+        route(&A::row_token, 1, DType::int32),     route(&A::offsets, E + 1, DType::int32)};
     list[4].each = k;
     list[5].rows_of = RowsOf::one;
     list.push_back({.member = &A::preact, .width = 2 * F, .dtype = dtype, .each = k});
@@ -61,7 +62,8 @@ Activations expert_activations(const LayerSpec& layer, DType dtype) {
                         .rows_of = RowsOf::one,
                         .dropped = Recompute::none});
     if (e.n_ff_shared == 0) return list;
-    list.push_back({.member = &A::shared_preact, .width = 2 * int64_t{e.n_ff_shared}, .dtype = dtype});
+    list.push_back(
+        {.member = &A::shared_preact, .width = 2 * int64_t{e.n_ff_shared}, .dtype = dtype});
     list.push_back({.member = &A::shared_hidden,
                     .width = e.n_ff_shared,
                     .dtype = dtype,
@@ -188,9 +190,8 @@ void choose_experts(Stream& stream, const Block& block) {
                         .row_token = a.row_token.reshaped({a.row_token.numel()}),
                         .row_of = a.row_of});
     if (e.shared_gate) {
-        linear_forward(stream, {.out = a.shared_logit,
-                                .x = a.norm2,
-                                .w = block.weight(p.shared_gate_w)});
+        linear_forward(stream,
+                       {.out = a.shared_logit, .x = a.norm2, .w = block.weight(p.shared_gate_w)});
         route(stream, {.logits = a.shared_logit,
                        .rule = gate_rule,
                        .experts = a.shared_choice,
@@ -207,9 +208,9 @@ void shared_forward(Stream& stream, const Block& block) {
     const BlockActivations& a = block.activations;
     linear_forward(stream,
                    {.out = a.shared_preact, .x = a.norm2, .w = block.weight(p.shared_up_w)});
-    swiglu_forward(stream, {.out = a.shared_hidden,
-                            .gate_up = a.shared_preact,
-                            .clamped = block.layer.clamped});
+    swiglu_forward(
+        stream,
+        {.out = a.shared_hidden, .gate_up = a.shared_preact, .clamped = block.layer.clamped});
     linear_forward(stream,
                    {.out = a.shared_out, .x = a.shared_hidden, .w = block.weight(p.shared_down_w)});
 }
@@ -230,14 +231,12 @@ void experts_forward(Stream& stream, const Block& block) {
                                     .offsets = offsets_of(a),
                                     .row_token = row_token_of(a),
                                     .bias = weight(p.up_b)});
-    swiglu_forward(stream,
-                   {.out = a.hidden, .gate_up = a.preact, .clamped = block.layer.clamped});
-    grouped_linear_forward(stream,
-                           {.out = a.expert_out,
-                            .x = a.hidden,
-                            .w = weight(p.down_w),
-                            .offsets = offsets_of(a),
-                            .bias = counts_whole(block) ? weight(p.down_b) : Tensor{}});
+    swiglu_forward(stream, {.out = a.hidden, .gate_up = a.preact, .clamped = block.layer.clamped});
+    grouped_linear_forward(stream, {.out = a.expert_out,
+                                    .x = a.hidden,
+                                    .w = weight(p.down_w),
+                                    .offsets = offsets_of(a),
+                                    .bias = counts_whole(block) ? weight(p.down_b) : Tensor{}});
 }
 
 /// The gradients of the experts' inputs, in the order of rows, and of their weights.
@@ -256,19 +255,16 @@ void experts_backward(const BackwardPass& pass, Tensor dout) {
                                   .y = a.expert_out,
                                   .row_of = a.row_of,
                                   .weights = a.expert_weights});
-        grouped_linear_backward_input(stream, {.dx = g.dhidden,
-                                               .dy = g.dexpert_out,
-                                               .w = weight(p.down_w),
-                                               .offsets = offsets});
+        grouped_linear_backward_input(
+            stream,
+            {.dx = g.dhidden, .dy = g.dexpert_out, .w = weight(p.down_w), .offsets = offsets});
         swiglu_backward(stream, {.dgate_up = g.dup,
                                  .dout = g.dhidden,
                                  .gate_up = a.preact,
                                  .out = pass.recomputes_elementwise() ? a.hidden : Tensor{},
                                  .clamped = pass.block.layer.clamped});
-        grouped_linear_backward_input(stream, {.dx = g.dgrouped,
-                                               .dy = g.dup,
-                                               .w = weight(p.up_w),
-                                               .offsets = offsets});
+        grouped_linear_backward_input(
+            stream, {.dx = g.dgrouped, .dy = g.dup, .w = weight(p.up_w), .offsets = offsets});
     }
     if (!pass.weights) return;
     grouped_linear_backward_weight(stream, {.dw = pass.gradients.sink(stream, p.down_w),
@@ -304,9 +300,8 @@ void router_backward(const BackwardPass& pass) {
                         .experts = a.experts,
                         .dweights = g.dweights,
                         .load = losses.balance == 0 ? Tensor{}
-                                : by_step
-                                    ? routing.counts->load(routing.router)
-                                    : a.load.row_range(0, by_sequence ? a.load.rows() : 1),
+                                : by_step           ? routing.counts->load(routing.router)
+                                          : a.load.row_range(0, by_sequence ? a.load.rows() : 1),
                         .balance = losses.balance,
                         .z_loss = losses.z_loss});
     }
@@ -334,9 +329,9 @@ void shared_backward(const BackwardPass& pass, Tensor dout) {
     }
     const Tensor dshared = has_gate ? g.dshared_out : dout;
     if (pass.inputs) {
-        linear_backward_input(pass.stream, {.dx = g.dshared_hidden,
-                                            .dy = dshared,
-                                            .w = block.weight(p.shared_down_w)});
+        linear_backward_input(
+            pass.stream,
+            {.dx = g.dshared_hidden, .dy = dshared, .w = block.weight(p.shared_down_w)});
         swiglu_backward(pass.stream,
                         {.dgate_up = g.dshared_up,
                          .dout = g.dshared_hidden,
@@ -356,15 +351,11 @@ void add_input_gradients(const BackwardPass& pass) {
     const BlockGradients& g = pass.g;
     Stream& stream = pass.stream;
     const Tensor sum = block.residual.partial(g.dy);
-    linear_backward_input(stream,
-                          {.dx = sum, .dy = g.dlogits, .w = block.weight(p.router_w)});
-    combine(stream, {.out = sum,
-                     .y = g.dgrouped,
-                     .row_of = block.activations.row_of,
-                     .residual = sum});
+    linear_backward_input(stream, {.dx = sum, .dy = g.dlogits, .w = block.weight(p.router_w)});
+    combine(stream,
+            {.out = sum, .y = g.dgrouped, .row_of = block.activations.row_of, .residual = sum});
     const auto add = [&](Tensor dy, int weight) {
-        linear_backward_input(stream,
-                              {.dx = g.dshared_input, .dy = dy, .w = block.weight(weight)});
+        linear_backward_input(stream, {.dx = g.dshared_input, .dy = dy, .w = block.weight(weight)});
         combine(stream, {.out = sum, .y = g.dshared_input, .residual = sum});
     };
     if (block.layer.experts.n_ff_shared > 0) add(g.dshared_up, p.shared_up_w);
@@ -389,10 +380,8 @@ Addends expert_layer_forward(Stream& stream, const Block& block, Tensor out) {
                          .weights = a.expert_weights,
                          .residual = residual});
         if (has_shared)
-            combine(stream, {.out = sum,
-                             .y = a.shared_out,
-                             .weights = a.shared_weight,
-                             .residual = sum});
+            combine(stream,
+                    {.out = sum, .y = a.shared_out, .weights = a.shared_weight, .residual = sum});
     });
 }
 
@@ -413,12 +402,13 @@ size_t expert_layer_scratch_bytes(const Stream& stream, const LayerSpec& layer, 
     const ExpertSpec& e = layer.experts;
     const int64_t C = layer.n_embd, E = e.n_expert, R = rows * e.n_expert_per_token,
                   S = e.n_ff_shared;
-    size_t most = std::max(
-        {grouped_linear_scratch_bytes(stream,
-                                      {.dtype = dtype, .E = E, .R = R, .N = 2 * e.n_ff, .K = C}),
-         grouped_linear_scratch_bytes(stream, {.dtype = dtype, .E = E, .R = R, .N = C, .K = e.n_ff}),
-         route_scratch_bytes(rows, sequences, E), group_rows_scratch_bytes(stream, R, E),
-         linear_scratch_bytes(stream, dtype, rows, E, C)});
+    size_t most =
+        std::max({grouped_linear_scratch_bytes(
+                      stream, {.dtype = dtype, .E = E, .R = R, .N = 2 * e.n_ff, .K = C}),
+                  grouped_linear_scratch_bytes(
+                      stream, {.dtype = dtype, .E = E, .R = R, .N = C, .K = e.n_ff}),
+                  route_scratch_bytes(rows, sequences, E), group_rows_scratch_bytes(stream, R, E),
+                  linear_scratch_bytes(stream, dtype, rows, E, C)});
     if (S > 0)
         most = std::max({most, linear_scratch_bytes(stream, dtype, rows, 2 * S, C),
                          linear_scratch_bytes(stream, dtype, rows, C, S)});

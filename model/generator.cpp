@@ -207,7 +207,8 @@ void Generator::attend(Stream& stream, int layer, const Block& block,
                                    .k = heads_view(cache(layer, 0), 0, spec_.n_ctx, D),
                                    .v = heads_view(cache(layer, 1), 0, spec_.n_ctx, D),
                                    .out = heads_view(att, 0, T, D),
-                                   .lse = nullptr});
+                                   .lse = nullptr,
+                                   .sinks = block.weight(block.parameters.sinks)});
     }
 }
 

@@ -42,9 +42,8 @@ void mlp_forward(Stream& stream, const Block& block) {
                                 .preact = fused ? rows_of(a.preact, rows) : Tensor{}});
     });
     if (mlp == Mlp::swiglu)
-        swiglu_forward(stream, {.out = a.hidden,
-                                .gate_up = a.preact,
-                                .clamped = block.layer.clamped});
+        swiglu_forward(stream,
+                       {.out = a.hidden, .gate_up = a.preact, .clamped = block.layer.clamped});
     if (mlp == Mlp::relu2) relu_squared_forward(stream, {.out = a.hidden, .x = a.preact});
 }
 

@@ -62,8 +62,8 @@ class Builder {
         int64_t head_rows = 0;  // of each attention head among the outputs
         float init_std = 0;
         std::vector<std::string> parts = {};  // of the sections
-        int64_t experts = 1;  // so many layers, one after the other
-        bool is_matrix = true;  // for optimizers that update matrices
+        int64_t experts = 1;                  // so many layers, one after the other
+        bool is_matrix = true;                // for optimizers that update matrices
     };
 
     /// The weight [out, in] and the bias, if there is one. bias_adds: a row-parallel layer's bias
@@ -184,12 +184,13 @@ class Builder {
         if (of.n_ff_shared > 0) shared_expert(p, of, prefix, residual_std);
         ++unit;
         const std::string fused = prefix + std::string(names.expert);
-        Linear up{.name = fused + "gate_up_proj",
-                  .out = E * 2 * of.n_ff,
-                  .in = C,
-                  .split = TensorSplit{0, std::vector<int64_t>(static_cast<size_t>(2 * E), of.n_ff)},
-                  .init_std = init_std(),
-                  .experts = E};
+        Linear up{
+            .name = fused + "gate_up_proj",
+            .out = E * 2 * of.n_ff,
+            .in = C,
+            .split = TensorSplit{0, std::vector<int64_t>(static_cast<size_t>(2 * E), of.n_ff)},
+            .init_std = init_std(),
+            .experts = E};
         Linear down{.name = fused + "down_proj",
                     .out = E * C,
                     .in = of.n_ff,

@@ -16,18 +16,21 @@ struct BlockParameters {
     int q_norm_w = -1, k_norm_w = -1;  // [D], or the width of q and of k
     int sinks = -1;                    // [H]
     int norm2_w = -1, norm2_b = -1, up_w = -1, up_b = -1, down_w = -1, down_b = -1;
-    int router_w = -1, router_b = -1, selection_bias = -1;  // [E, C], [E], [E]
+    int router_w = -1, router_b = -1, selection_bias = -1;         // [E, C], [E], [E]
     int shared_up_w = -1, shared_down_w = -1, shared_gate_w = -1;  // [2F, C], [C, F], [1, C]
 };
 /// All of them.
 inline constexpr std::array block_parameters = {
-    &BlockParameters::norm1_w,  &BlockParameters::norm1_b,  &BlockParameters::qkv_w,
-    &BlockParameters::qkv_b,    &BlockParameters::out_w,    &BlockParameters::out_b,
-    &BlockParameters::q_norm_w, &BlockParameters::k_norm_w, &BlockParameters::sinks,
-    &BlockParameters::norm2_w,  &BlockParameters::norm2_b,  &BlockParameters::up_w,
-    &BlockParameters::up_b,     &BlockParameters::down_w,   &BlockParameters::down_b,
-    &BlockParameters::router_w, &BlockParameters::router_b, &BlockParameters::selection_bias,
-    &BlockParameters::shared_up_w, &BlockParameters::shared_down_w,
+    &BlockParameters::norm1_w,      &BlockParameters::norm1_b,
+    &BlockParameters::qkv_w,        &BlockParameters::qkv_b,
+    &BlockParameters::out_w,        &BlockParameters::out_b,
+    &BlockParameters::q_norm_w,     &BlockParameters::k_norm_w,
+    &BlockParameters::sinks,        &BlockParameters::norm2_w,
+    &BlockParameters::norm2_b,      &BlockParameters::up_w,
+    &BlockParameters::up_b,         &BlockParameters::down_w,
+    &BlockParameters::down_b,       &BlockParameters::router_w,
+    &BlockParameters::router_b,     &BlockParameters::selection_bias,
+    &BlockParameters::shared_up_w,  &BlockParameters::shared_down_w,
     &BlockParameters::shared_gate_w};
 static_assert(sizeof(BlockParameters) == block_parameters.size() * sizeof(int),
               "block_parameters lists every member");

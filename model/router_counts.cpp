@@ -71,13 +71,13 @@ void RouterCounts::add_over_ranks(Stream& stream, ParameterStore& parameters, bo
 
 void RouterCounts::finish_step(Stream& stream, const StepState* state) {
     if (routers_ == 0) return;
-    keep_load(stream,
-              {.load = load_, .last = last_, .chosen = totals_.row_range(0, routers_)}, state);
+    keep_load(stream, {.load = load_, .last = last_, .chosen = totals_.row_range(0, routers_)},
+              state);
 }
 
 std::vector<int32_t> RouterCounts::last_counts() const {
-    std::vector<int32_t> counts(static_cast<size_t>(last_.numel()));
-    if (routers_ > 0) copy_now(device_, counts.data(), last_.data, last_.bytes());
+    std::vector<int32_t> counts(static_cast<size_t>(routers_ * n_expert_));
+    if (!counts.empty()) copy_now(device_, counts.data(), last_.data, last_.bytes());
     return counts;
 }
 
@@ -88,7 +88,8 @@ void RouterCounts::set_last_counts(const std::vector<int32_t>& counts) {
     for (size_t first = 0; first < counts.size(); first += E) {
         int64_t total = 0;
         for (size_t i = 0; i < E; ++i) total += counts[first + i];
-        for (size_t i = 0; i < E; ++i) load[first + i] = load_of(counts[first + i], total, n_expert_);
+        for (size_t i = 0; i < E; ++i)
+            load[first + i] = load_of(counts[first + i], total, n_expert_);
     }
     copy_now(device_, last_.data, counts.data(), last_.bytes());
     copy_now(device_, load_.data, load.data(), load_.bytes());

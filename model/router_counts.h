@@ -77,9 +77,9 @@ class RouterCounts {
     bool has_bias_ = false;
     float unit_ = 1;  // of mass
     Device device_;
-    Tensor totals_;              // int32 [2·routers, E]: chosen, and mass
-    Tensor last_, load_;         // of the last step: int32 and fp32 [routers, E]
-    Tensor biases_, all_biases_; // fp32 [routers, E]: −∞ of routers on other ranks; and of all
+    Tensor totals_;               // int32 [2·routers, E]: chosen, and mass
+    Tensor last_, load_;          // of the last step: int32 and fp32 [routers, E]
+    Tensor biases_, all_biases_;  // fp32 [routers, E]: −∞ of routers on other ranks; and of all
     Tensor host_totals_, host_biases_;  // of two steps
 };
 

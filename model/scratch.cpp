@@ -12,7 +12,8 @@ size_t scratch_bytes_of(const Stream& stream, const ModelPass& pass) {
     size_t most = 0;
     for (int l = pass.first; l < pass.last; ++l) {
         const LayerSpec layer = pass.spec.layer(l);
-        most = std::max({most, block_scratch_bytes(stream, layer, pass.dtype, pass.rows, pass.sequences),
+        most = std::max({most,
+                         block_scratch_bytes(stream, layer, pass.dtype, pass.rows, pass.sequences),
                          pass.attention(layer)});
     }
     if (pass.has_embedding)

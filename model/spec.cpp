@@ -10,13 +10,15 @@ namespace train_gpt {
 double LayerSpec::matrix_parameters() const {
     const double C = n_embd, attention = C * qkv_width() + attention_width() * C;
     if (!experts) return attention + C * up_width() + C * n_ff;
-    const double hidden = double{1} * experts.n_expert_per_token * experts.n_ff + experts.n_ff_shared;
+    const double hidden =
+        double{1} * experts.n_expert_per_token * experts.n_ff + experts.n_ff_shared;
     return attention + C * experts.n_expert + 3 * C * hidden + (experts.shared_gate ? C : 0);
 }
 
 int64_t LayerSpec::idle_parameters() const {
     if (!experts) return 0;
-    const int64_t F = experts.n_ff, C = n_embd, of_expert = 3 * C * F + (experts.biases ? 2 * F + C : 0);
+    const int64_t F = experts.n_ff, C = n_embd,
+                  of_expert = 3 * C * F + (experts.biases ? 2 * F + C : 0);
     return (experts.n_expert - experts.n_expert_per_token) * of_expert;
 }
 

@@ -114,7 +114,8 @@ struct DecoderSpec {
     ExpertSpec experts = {};
     int experts_every = 1;
     std::vector<int> dense_layers = {};
-    int whole_n_head = 0, whole_n_kv_head = 0;  // of all tensor-parallel ranks; 0: n_head, n_kv_head
+    int whole_n_head = 0,
+        whole_n_kv_head = 0;  // of all tensor-parallel ranks; 0: n_head, n_kv_head
     Positions positions = Positions::learned;
     RopeFrequencies rope = {};  // D is the head size
     // The standard deviation of initial weights, and whether it is scaled by 1/√(2·n_layer) for the

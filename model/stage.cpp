@@ -173,8 +173,7 @@ void Stage::take_gradients(Arena& arena) {
     const Tensor wide = wide_width > 0 ? take(M, wide_width) : Tensor{};
     BlockGradients owned;
     for (const PartGradient& of : own)
-        owned.*of.member =
-            arena.tensor(of.dtype.value_or(dtype), {M, of.width}, Purpose::buffers);
+        owned.*of.member = arena.tensor(of.dtype.value_or(dtype), {M, of.width}, Purpose::buffers);
     for (Slot& slot : slots_) {
         for (int l = 0; l < layers(); ++l) {
             const size_t i = static_cast<size_t>(l);
@@ -186,9 +185,9 @@ void Stage::take_gradients(Arena& arena) {
                                        : of.shares == Shares::own  ? owned.*of.member
                                                                    : slot.blocks[i].*of.activation;
                 const int64_t rows = of.each * M;
-                g.*of.member = lasts(of) ? take(rows, of.width)
-                                         : Tensor(shared.data, of.dtype.value_or(dtype),
-                                                  {rows, of.width});
+                g.*of.member =
+                    lasts(of) ? take(rows, of.width)
+                              : Tensor(shared.data, of.dtype.value_or(dtype), {rows, of.width});
             }
             if (!apart) continue;
             g.dout = take(held, C), g.dmid = take(held, C);

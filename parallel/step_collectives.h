@@ -49,8 +49,9 @@ struct StepSizes {
     std::vector<int64_t> kv_widths = {};  // of keys or values, in layers of a tensor-parallel rank
     /// The counts of experts in a micro-batch that the ranks of the context axis gather in a layer.
     std::vector<int64_t> expert_counts = {};
-    int64_t vocabulary = 0;               // rows of the head with padding, on all ranks together
-    int tensor_chunks = 1;                // TensorOptions::chunks
+    int64_t vocabulary = 0;    // rows of the head with padding, on all ranks together
+    int tensor_chunks = 1;     // TensorOptions::chunks
+    bool norms_width = false;  // TensorTraffic::norms_width
 };
 
 }  // namespace train_gpt

@@ -132,23 +132,21 @@ void Optimizer::make_segments(const RouterCounts* routers) {
         const Parameter& p = parameters_.parameters()[static_cast<size_t>(piece.parameter)];
         if (p.update == Update::balance) {
             if (!routers) continue;
-            balance_segments_[bucket].push_back(
-                {.weights = piece.weights,
-                 .master = piece.master,
-                 .first = piece.range.first,
-                 .n = n,
-                 .chosen = routers->chosen(p.router).as<int32_t>(),
-                 .E = p.numel()});
+            balance_segments_[bucket].push_back({.weights = piece.weights,
+                                                 .master = piece.master,
+                                                 .first = piece.range.first,
+                                                 .n = n,
+                                                 .chosen = routers->chosen(p.router).as<int32_t>(),
+                                                 .E = p.numel()});
             continue;
         }
-        adamw_segments_[bucket].push_back(
-            {.weights = piece.weights,
-             .master = piece.master,
-             .m = piece.floats(adamw_m),
-             .v = piece.floats(adamw_v),
-             .gradient = piece.gradient,
-             .n = n,
-             .decay = p.decay});
+        adamw_segments_[bucket].push_back({.weights = piece.weights,
+                                           .master = piece.master,
+                                           .m = piece.floats(adamw_m),
+                                           .v = piece.floats(adamw_v),
+                                           .gradient = piece.gradient,
+                                           .n = n,
+                                           .decay = p.decay});
         if (!grids_) continue;
         AdamWSegment& segment = adamw_segments_[bucket].back();
         segment.sums = reinterpret_cast<const int32_t*>(piece.gradient);

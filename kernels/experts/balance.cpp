@@ -8,6 +8,14 @@
 
 namespace train_gpt {
 
+namespace {
+
+bool changes_nothing(const StepState* state) {
+    return state->stop || state->overflow || state->skip;
+}
+
+}  // namespace
+
 void count_routes(Stream& stream, const CountRoutes& args) {
     assert(args.counts.rows() == args.probabilities.rows());
     TRAIN_GPT_ON_CUDA(stream.device, count_routes(stream, args));
@@ -24,7 +32,7 @@ void balance_biases(Stream& stream, const std::vector<BalanceSegment>& segments,
                     const StepState* state) {
     if (segments.empty()) return;
     TRAIN_GPT_ON_CUDA(stream.device, balance_biases(stream, segments, rate, state));
-    if (state->stop || state->overflow || state->skip) return;
+    if (changes_nothing(state)) return;
     for (const BalanceSegment& s : segments) {
         int64_t total = 0;
         int directions = 0;
@@ -40,7 +48,7 @@ void balance_biases(Stream& stream, const std::vector<BalanceSegment>& segments,
 
 void keep_load(Stream& stream, const KeepLoad& args, const StepState* state) {
     TRAIN_GPT_ON_CUDA(stream.device, keep_load(stream, args, state));
-    if (state->stop || state->overflow || state->skip) return;
+    if (changes_nothing(state)) return;
     std::copy_n(args.chosen.as<int32_t>(), args.chosen.numel(), args.last.as<int32_t>());
     expert_load(stream, args.load, args.chosen);
 }

@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(threads)
         const float master = segment.master[i] + bias_change(direction, directions, E, rate);
         segment.master[i] = master;
         if (segment.weights)
-            reinterpret_cast<__nv_bfloat16*>(segment.weights)[i] = from_float<__nv_bfloat16>(master);
+            reinterpret_cast<__nv_bfloat16*>(segment.weights)[i] =
+                from_float<__nv_bfloat16>(master);
     }
 }
 

@@ -24,7 +24,8 @@ void add_slots(const Combine& a, int64_t t, int64_t first, int64_t count) {
     }
     for (int64_t j = 0; j < k; ++j) {
         const int64_t slot = t * k + j;
-        const T* const y = a.y.as<T>() + row_of_slot(static_cast<const int32_t*>(a.row_of.data), slot) * C + first;
+        const T* const y =
+            a.y.as<T>() + row_of_slot(static_cast<const int32_t*>(a.row_of.data), slot) * C + first;
         const float weight = a.weights ? a.weights.as<float>()[slot] : 1.0f;
         for_positions<T>(count, [&, y](auto at) { at.store(sums, at(sums) + at(y) * weight); });
     }

@@ -16,7 +16,7 @@ struct Forward {
     T* out;
     const T *y, *residual;  // residual may be null, or out
     const int32_t* row_of;  // may be null
-    const float* weights;  // may be null
+    const float* weights;   // may be null
     int64_t C;
     int k;
 };
@@ -45,7 +45,7 @@ template <class T>
 struct Backward {
     T* dy;
     float* dweights;
-    const T *dout, *y;  // y may be dy
+    const T *dout, *y;      // y may be dy
     const int32_t* row_of;  // may be null
     const float* weights;
     int64_t slots, C;

@@ -262,8 +262,7 @@ void expert_load(Stream& stream, Tensor load, Tensor counts) {
         };
         int64_t total = 0;
         for (int64_t i = 0; i < E; ++i) total += count(i);
-        for (int64_t i = 0; i < E; ++i)
-            load.as<float>()[s * E + i] = load_of(count(i), total, E);
+        for (int64_t i = 0; i < E; ++i) load.as<float>()[s * E + i] = load_of(count(i), total, E);
     }
 }
 

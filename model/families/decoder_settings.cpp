@@ -77,8 +77,7 @@ class Checks {
         between("n_ff_shared", e.n_ff_shared, 0, 1 << 22);
         if (e.shared_gate && e.n_ff_shared == 0)
             refuse("shared_gate, but no shared expert; set n_ff_shared");
-        if (s.mlp != Mlp::swiglu)
-            refuse("experts of another kind than SwiGLU; set mlp to swiglu");
+        if (s.mlp != Mlp::swiglu) refuse("experts of another kind than SwiGLU; set mlp to swiglu");
         if (e.biases && s.biases == Biases::all)
             refuse("LayerNorms with biases beside experts with biases; set bias to attention");
         bool any = false;

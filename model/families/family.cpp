@@ -20,8 +20,8 @@ namespace train_gpt {
 
 namespace {
 
-const Family* const families[] = {&gpt2,    &llama,     &qwen2,     &qwen3, &mistral,
-                                  &mixtral, &qwen2_moe, &qwen3_moe, &olmoe, &gpt_oss, &other};
+const Family* const families[] = {&gpt2,      &llama,     &qwen2, &qwen3,   &mistral, &mixtral,
+                                  &qwen2_moe, &qwen3_moe, &olmoe, &gpt_oss, &other};
 
 }  // namespace
 

@@ -20,8 +20,9 @@ void defaults(DecoderSpec& spec) {
 bool holds(const DecoderSpec& s) {
     return s.norm == Norm::layer && s.norm_epsilon == 1e-5 && s.mlp != Mlp::swiglu &&
            s.attention_softcap == 0 && s.head_softcap == 0 && s.biases == Biases::all &&
-           s.qk_norm == QkNormKind::off && !s.experts && s.window == 0 && !s.sinks && s.tied_head && s.positions == Positions::learned &&
-           s.n_kv_head == s.n_head && s.n_head * s.head_size == s.n_embd && s.n_ff == 4 * s.n_embd;
+           s.qk_norm == QkNormKind::off && !s.experts && s.window == 0 && !s.sinks && s.tied_head &&
+           s.positions == Positions::learned && s.n_kv_head == s.n_head &&
+           s.n_head * s.head_size == s.n_embd && s.n_ff == 4 * s.n_embd;
 }
 
 /// Hugging Face's names and layout. Initial values as OpenAI's: positions have half the standard

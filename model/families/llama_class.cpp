@@ -124,24 +124,25 @@ bool is_llama_class_buffer(const std::string& name) {
 }
 
 Family llama_class(const LlamaClass& of) {
-    return {.model_type = of.model_type,
-            .title = of.title,
-            .prefix = "",
-            .defaults = [of](DecoderSpec& spec) { defaults(spec, of); },
-            .holds = [of](const DecoderSpec& spec) { return holds(spec, of); },
-            .registry = [of](const DecoderSpec& s) { return llama_class_registry(s, of.expert_names); },
-            .read =
-                [of](const Family& family, const Json& json, const std::filesystem::path& path) {
-                    if (of.check) of.check(json, path);
-                    return read_config(family, json, path);
-                },
-            .config =
-                [of](const DecoderSpec& spec) {
-                    Json json = config(spec, of.architecture);
-                    json.update(Json::parse(of.constants));
-                    return json;
-                },
-            .is_buffer = is_llama_class_buffer};
+    return {
+        .model_type = of.model_type,
+        .title = of.title,
+        .prefix = "",
+        .defaults = [of](DecoderSpec& spec) { defaults(spec, of); },
+        .holds = [of](const DecoderSpec& spec) { return holds(spec, of); },
+        .registry = [of](const DecoderSpec& s) { return llama_class_registry(s, of.expert_names); },
+        .read =
+            [of](const Family& family, const Json& json, const std::filesystem::path& path) {
+                if (of.check) of.check(json, path);
+                return read_config(family, json, path);
+            },
+        .config =
+            [of](const DecoderSpec& spec) {
+                Json json = config(spec, of.architecture);
+                json.update(Json::parse(of.constants));
+                return json;
+            },
+        .is_buffer = is_llama_class_buffer};
 }
 
 }  // namespace train_gpt

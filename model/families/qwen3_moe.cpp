@@ -4,15 +4,14 @@
 
 namespace train_gpt {
 
-const Family qwen3_moe = llama_class({.model_type = "qwen3_moe",
-                                      .title = "Qwen3-MoE",
-                                      .architecture = "Qwen3MoeForCausalLM",
-                                      .norm_epsilon = 1e-6,
-                                      .rope_theta = 1e6,
-                                      .qk_norm = QkNormKind::head,
-                                      .head_size = 128,
-                                      .experts = {.n_expert = 128,
-                                                  .n_expert_per_token = 8,
-                                                  .rule = {.normalise = true}}});
+const Family qwen3_moe = llama_class(
+    {.model_type = "qwen3_moe",
+     .title = "Qwen3-MoE",
+     .architecture = "Qwen3MoeForCausalLM",
+     .norm_epsilon = 1e-6,
+     .rope_theta = 1e6,
+     .qk_norm = QkNormKind::head,
+     .head_size = 128,
+     .experts = {.n_expert = 128, .n_expert_per_token = 8, .rule = {.normalise = true}}});
 
 }  // namespace train_gpt

@@ -141,6 +141,14 @@ void TensorGroup::gather_numbers(Stream& stream, float* out, const float* in, in
     exchange_->hold(stream, number_slot());
 }
 
+void TensorGroup::add_up_numbers(Stream& stream, float* numbers, int64_t n) {
+    if (!is_connected()) return;
+    exchange_->submit(stream, number_slot(), [&](Stream& exchange) {
+        communicator_->all_reduce(exchange, numbers, n, DType::fp32);
+    });
+    exchange_->hold(stream, number_slot());
+}
+
 void TensorGroup::add_up_gradients(Stream& stream, void* gradients, int64_t n, DType dtype) {
     if (!is_connected() || n == 0) return;
     exchange_->submit(stream, gradient_slot(), [&](Stream& exchange) {
@@ -181,6 +189,7 @@ std::vector<StepCollective> collectives_of_tensor(const Mesh& mesh, const StepSi
         const int64_t strip = tokens / ranks / sizes.tensor_chunks * sizes.width;
         all.push_back({Kind::reduce_scatter, group, sizes.dtype, strip});
         all.push_back({Kind::all_gather, group, sizes.dtype, strip});
+        if (sizes.norms_width) all.push_back({Kind::all_reduce, group, DType::fp32, 2 * tokens});
     }
     for (const int64_t rows : sizes.head_rows)
         if (ends_model) all.push_back({Kind::all_gather, group, DType::fp32, rows * statistics});
@@ -194,7 +203,11 @@ int64_t tensor_bytes_sent(const TensorTraffic& t) {
         t.rows / t.ranks * (t.ranks - 1) * t.width * static_cast<int64_t>(size_of(t.dtype));
     const int exchanges =
         t.layers * exchanges_of_layer(t) + (t.has_embedding ? 2 : 0) + (t.has_head ? 2 : 0);
-    return exchanges * of_exchange +
+    const int64_t sums = 2 * t.rows * int64_t{sizeof(float)};
+    const int64_t of_norms =
+        t.norms_width ? t.layers * (t.recomputes_block ? 3 : 2) * 2 * sums / t.ranks * (t.ranks - 1)
+                      : 0;
+    return exchanges * of_exchange + of_norms +
            (t.has_head ? t.rows * statistics * int64_t{sizeof(float)} * (t.ranks - 1) : 0);
 }
 

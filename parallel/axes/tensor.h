@@ -98,6 +98,8 @@ class TensorGroup {
 
     /// out [size·n] = in [n] of all ranks, by rank, for later work of the stream; fp32.
     void gather_numbers(Stream& stream, float* out, const float* in, int64_t n);
+    /// numbers[n], fp32, become their sums over the ranks, for later work of the stream.
+    void add_up_numbers(Stream& stream, float* numbers, int64_t n);
     /// gradients[n], fp32 or int32, become their sums over the ranks. Later work finds all sums so
     /// far: after wait_gradients() the work of the model's stream, after hold_gradients() the work
     /// of another exchange.
@@ -126,6 +128,8 @@ struct TensorTraffic {
     bool recomputes_block = false, keep_gathered = false, halves_apart = false;
     // What the rank's stages have:
     int layers = 0;
+    /// Their norms of queries and keys over the whole width need two sums of each token.
+    bool norms_width = false;
     bool has_embedding = true, has_head = true;
 };
 /// The bytes that each rank sends, as Communicator counts them, for M rows of C elements of s bytes
@@ -133,6 +137,8 @@ struct TensorTraffic {
 ///
 ///   each exchange of all rows                           s·M·C·(t−1)/t
 ///   statistics of the softmax, on ranks with the head   12·M·(t−1)
+///   sums of a norm over the whole width                 16·M·(t−1)/t, twice in a layer, or three
+///                                                       times if blocks are recomputed
 ///
 /// The embedding has an exchange in the forward and one in the backward pass, and so has the head.
 /// A layer has so many:

@@ -130,12 +130,13 @@ TEST_CASE("the load of a step is kept unless AdamW changes nothing in it", "[ker
         CAPTURE(R, E, changes);
         for (int64_t r = 0; r < R; ++r) {
             int64_t total = 0;
-            for (int64_t e = 0; e < E; ++e) total += chosen.values()[static_cast<size_t>(r * E + e)];
+            for (int64_t e = 0; e < E; ++e)
+                total += chosen.values()[static_cast<size_t>(r * E + e)];
             for (int64_t e = 0; e < E; ++e) {
                 const auto i = static_cast<size_t>(r * E + e);
-                const float share = total == 0 ? 1.0f / static_cast<float>(E)
-                                               : static_cast<float>(chosen.values()[i]) /
-                                                     static_cast<float>(total);
+                const float share =
+                    total == 0 ? 1.0f / static_cast<float>(E)
+                               : static_cast<float>(chosen.values()[i]) / static_cast<float>(total);
                 CHECK(load.values()[i] == (changes ? share : load_before[i]));
                 CHECK(last.values()[i] == (changes ? chosen.values()[i] : last_before[i]));
             }

@@ -182,3 +182,54 @@ TEST_CASE("recomputation routes no token twice", "[model][cuda]") {
         }
     }
 }
+
+TEST_CASE("a layer's experts are a unit of their own, after the rest of the layer", "[model]") {
+    DecoderSettings settings = small_llama();
+    settings.n_layer = 4, settings.n_expert = 3, settings.n_expert_per_token = 2;
+    settings.n_ff_shared = 8, settings.shared_gate = true, settings.selection_bias = true;
+    settings.dense_layers = {1};
+    const DecoderSpec spec = llama.spec(settings);
+    const Registry whole = registry_of(spec);
+    const auto check = [&](const Registry& r, int first, int layers) {
+        int unit = r.begins_model() ? 1 : 0;
+        for (int i = 0; i < layers; ++i, ++unit) {
+            const BlockParameters& p = r.blocks[static_cast<size_t>(i)];
+            CAPTURE(first, i);
+            CHECK(r.unit_of_block(i) == unit);
+            for (const auto member : block_parameters) {
+                if (p.*member < 0) continue;
+                const bool of_experts = member == &BlockParameters::up_w ||
+                                        member == &BlockParameters::up_b ||
+                                        member == &BlockParameters::down_w ||
+                                        member == &BlockParameters::down_b;
+                const bool apart = of_experts && spec.has_experts(first + i);
+                CHECK(r.unit_of(p.*member) == unit + apart);
+            }
+            unit += spec.has_experts(first + i);
+        }
+        CHECK(r.last_unit() == unit - (r.ends_model() ? 0 : 1));
+    };
+    check(whole, 0, 4);
+    check(stage_of(whole, 0, 2), 0, 2);
+    check(stage_of(whole, 1, 3), 1, 2);
+    check(stage_of(whole, 2, 4), 2, 2);
+}
+
+TEST_CASE("each expert's projections are matrices of their own, and routers are none", "[model]") {
+    DecoderSettings settings = small_llama();
+    settings.n_expert = 5, settings.n_expert_per_token = 2, settings.n_ff_expert = 6;
+    const DecoderSpec spec = llama.spec(settings);
+    const Registry r = registry_of(spec);
+    const auto parameter = [&](int i) { return r.parameters[static_cast<size_t>(i)]; };
+    const BlockParameters& p = r.blocks[0];
+    const int64_t E = 5, F = 6, C = spec.n_embd;
+    CHECK(parameter(p.router_w).update == Update::elements);
+    const std::vector<Range> up = matrices_of(parameter(p.up_w), false),
+                             down = matrices_of(parameter(p.down_w), false);
+    REQUIRE(std::ssize(up) == 2 * E);
+    REQUIRE(std::ssize(down) == E);
+    for (int64_t i = 0; i < 2 * E; ++i)
+        CHECK((up[static_cast<size_t>(i)].first == i * F && up[static_cast<size_t>(i)].n == F));
+    for (int64_t e = 0; e < E; ++e)
+        CHECK((down[static_cast<size_t>(e)].first == e * C && down[static_cast<size_t>(e)].n == C));
+}

@@ -215,9 +215,8 @@ class ReferenceDecoder {
         for (size_t i = 0; i < E; ++i) {
             scores[i] = e.rule.score == RouterScore::softmax ? std::exp(z[i] - largest) / total
                                                              : 1 / (1 + std::exp(-z[i]));
-            biased[i] = e.selection_bias
-                            ? scores[i] + at(p.selection_bias, static_cast<int64_t>(i))
-                            : z[i];
+            biased[i] =
+                e.selection_bias ? scores[i] + at(p.selection_bias, static_cast<int64_t>(i)) : z[i];
             all += scores[i];
         }
         for (size_t i = 0; i < E; ++i) probabilities[i] = scores[i] / all;
@@ -279,8 +278,8 @@ class ReferenceDecoder {
                 linear(norm(row, p.norm2_w, p.norm2_b), p.up_w, p.up_b, spec_.layer(0).up_width());
             if (spec_.mlp == Mlp::swiglu) wide = gated(wide);
             for (size_t i = 0; i < F && spec_.mlp != Mlp::swiglu; ++i)
-                wide[i] = spec_.mlp == Mlp::gelu ? gelu(wide[i])
-                                                 : std::pow(std::max(wide[i], 0.0), 2);
+                wide[i] =
+                    spec_.mlp == Mlp::gelu ? gelu(wide[i]) : std::pow(std::max(wide[i], 0.0), 2);
             add(linear(wide, p.down_w, p.down_b, spec_.n_embd));
         }
         if (!layer.experts) return 0;

@@ -34,6 +34,10 @@ constexpr MeshCase few_meshes[] = {
     trains("llama", 6).bf16().data(3).zero(3).muon(),
     trains("qwen3", 6).data(4).zero(2).shard_ranks(2).muon(),
     trains("mistral", 4).bf16().data(2).zero(1).pipeline(2).muon(),
+    trains("qwen2_moe", 5).data(2).zero(3),
+    trains("olmoe", 6).bf16().data(4).zero(2).shard_ranks(2),
+    trains("gpt_oss", 4).data(2).zero(1).pipeline(2, "zero_bubble"),
+    trains("mixtral", 5).data(2).muon(),
 };
 constexpr MeshCase more_meshes[] = {
     trains("gpt2", 9).data(2).zero(1),
@@ -65,6 +69,10 @@ constexpr MeshCase more_meshes[] = {
     trains("llama", 5).data(2).zero(3).shard_ranks(1),
     trains("llama", 5).bf16().data(4).zero(3).shard_ranks(2),
     trains("qwen2", 17).data(2).documents(),
+    trains("qwen3_moe", 9).data(3).zero(3),
+    trains("mixtral", 9).bf16().data(5).zero(2),
+    trains("gpt_oss", 9).data(8).zero(1).documents(),
+    trains("qwen2_moe", 8).pipeline(4, "interleaved", 2),
     trains("llama", 33).data(4).zero(1).shard_ranks(2),
     trains("qwen3", 12).bf16().data(6).zero(2).shard_ranks(3),
     trains("gpt2", 13).data(6).zero(3).shard_ranks(2).documents(),

@@ -32,28 +32,33 @@ inline DecoderSpec shared_spec(int ranks) {
     const int n_kv_head = ranks * static_cast<int>(random_int(1, 2)),
               n_head = n_kv_head * static_cast<int>(random_int(1, 2));
     const bool rotary = random_int(0, 1) == 0, experts = random_int(0, 1) == 0;
-    DecoderSettings settings{.n_layer = random_int(1, 3),
-                      .n_head = n_head,
-                      .n_embd = n_head * random_int(1, 2) * 4,
-                      .n_ctx = 32,
-                      .vocab_size = shared_vocabulary(ranks),
-                      .n_kv_head = n_kv_head,
-                      .head_size = 2 * random_int(2, 6),
-                      .n_ff = ranks * random_int(3, 20),
-                      .norm = random_int(0, 1) ? Norm::rms : Norm::layer,
-                      .mlp = experts ? Mlp::swiglu
-                                     : std::array{Mlp::gelu, Mlp::swiglu,
-                                                  Mlp::relu2}[static_cast<size_t>(random_int(0, 2))],
-                      .biases = std::array{Biases::none, Biases::qkv,
-                                           Biases::all}[static_cast<size_t>(random_int(0, 2))],
-                      .qk_norm = rotary && random_int(0, 1) == 0 ? QkNormKind::head
-                                                                 : QkNormKind::off,
-                      .tied_head = random_int(0, 1) == 0,
-                      .attention_softcap = random_int(0, 3) ? 0.0 : 2.0,
-                      .head_softcap = random_int(0, 3) ? 0.0 : 5.0,
-                      .positions = rotary ? Positions::rope : Positions::learned,
-                      .init_std = 0.1,
-                      .rope_theta = 100};
+    DecoderSettings settings{
+        .n_layer = random_int(1, 3),
+        .n_head = n_head,
+        .n_embd = n_head * random_int(1, 2) * 4,
+        .n_ctx = 32,
+        .vocab_size = shared_vocabulary(ranks),
+        .n_kv_head = n_kv_head,
+        .head_size = 2 * random_int(2, 6),
+        .n_ff = ranks * random_int(3, 20),
+        .norm = random_int(0, 1) ? Norm::rms : Norm::layer,
+        .mlp = experts ? Mlp::swiglu
+                       : std::array{Mlp::gelu, Mlp::swiglu,
+                                    Mlp::relu2}[static_cast<size_t>(random_int(0, 2))],
+        .biases = std::array{Biases::none, Biases::qkv,
+                             Biases::all}[static_cast<size_t>(random_int(0, 2))],
+        .qk_norm = rotary ? std::array{QkNormKind::off, QkNormKind::head,
+                                       QkNormKind::width}[static_cast<size_t>(random_int(0, 2))]
+                          : QkNormKind::off,
+        .tied_head = random_int(0, 1) == 0,
+        .attention_softcap = random_int(0, 3) ? 0.0 : 2.0,
+        .head_softcap = random_int(0, 3) ? 0.0 : 5.0,
+        .positions = rotary ? Positions::rope : Positions::learned,
+        .init_std = 0.1,
+        .rope_theta = 100};
+    if (random_int(0, 1) == 0)
+        settings.window = static_cast<int>(random_int(1, 40)), settings.window_pattern = "SL";
+    settings.sinks = random_int(0, 1) == 0;
     if (!experts) return gpt2.spec(settings);
     // Ranks that share products round differently, and a token must not go elsewhere for it: all
     // experts, or those that biases decide on (place_routers()).

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <span>
@@ -89,6 +90,29 @@ inline std::string name_of(const MeshCase& c) {
                   " ", c.pipeline.schedule, " × ", c.pipeline.per_rank);
 }
 
+inline bool is_mixture(const std::string& family) {
+    return family == "mixtral" || family == "olmoe" || family == "gpt_oss" ||
+           family.ends_with("_moe");
+}
+
+/// A small mixture that every mesh can share, balanced in one of six ways. A token goes to all
+/// experts, so that ranks which round differently do not send it elsewhere; with exact sums, where
+/// they do not, to two of five.
+inline std::vector<std::string> settings_of_experts(const MeshCase& c, int way) {
+    std::vector<std::string> settings{
+        concat("model.n_expert=", c.exact ? 5 : 3),
+        concat("model.n_expert_per_token=", c.exact ? 2 : 3),
+        "model.n_ff_expert=24",
+        "model.dense_layers=[1]",
+        concat("router.balance=", way % 2 ? "bias" : "loss"),
+        concat("router.level=",
+               std::array{"sequence", "micro_batch", "step"}[static_cast<size_t>(way / 2)]),
+        "router.z_loss=0.01"};
+    if (std::string(c.family) == "qwen2_moe") settings.push_back("model.n_ff_shared=40");
+    if (std::string(c.family) == "gpt_oss") settings.push_back("model.window=5");
+    return settings;
+}
+
 /// The configuration of a case, the same for the same seed; of one rank if `split` is false.
 inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& device,
                         bool split = true) {
@@ -127,6 +151,9 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
         concat("precision.dtype=", c.dtype), "kernels.autotune=off",
         concat("parallel.sums=", c.exact ? "exact" : "fp32"),
         concat("parallel.bucket_mb=", bucket_mb[seed % 4])};
+    if (is_mixture(family))
+        for (const std::string& setting : settings_of_experts(c, from(0, 5)))
+            settings.push_back(setting);
     if (c.muon)
         for (const std::string& setting :
              {concat("optimizer.name=muon"),
@@ -185,7 +212,9 @@ class MeshRun {
 
     StepOutcome step() {
         submit();
-        return trainer_.outcome();
+        const StepOutcome outcome = trainer_.outcome();
+        check_counts(outcome.routers);
+        return outcome;
     }
     /// A step whose outcome is not taken yet. before(i): before micro-batch i is computed.
     void submit(const std::function<void(int)>& before = {}) {
@@ -252,6 +281,7 @@ class MeshRun {
             submit();
             if (ahead) submit();
             const StepOutcome outcome = trainer_.outcome();
+            check_counts(outcome.routers);
             if (!outcome.state.overflow) return outcome;
             if (ahead) trainer_.outcome();
             ++repeated_;
@@ -262,6 +292,21 @@ class MeshRun {
     int repeated() const { return repeated_; }
 
   private:
+    /// Each router has counted every token of the step once, on whichever rank.
+    void check_counts(const RouterReport& report) const {
+        int64_t routers = 0;
+        for (int l = 0; l < spec_.n_layer; ++l) routers += spec_.has_experts(l);
+        REQUIRE(report.routers() == routers);
+        const ExpertSpec& e = spec_.experts;
+        for (int64_t r = 0; r < routers; ++r) {
+            const auto first = report.chosen.begin() + r * e.n_expert;
+            CHECK(std::accumulate(first, first + e.n_expert, int64_t{0}) ==
+                  config_.batch.tokens_per_step * e.n_expert_per_token);
+        }
+        CHECK(std::ssize(report.biases) == (e.selection_bias ? routers * e.n_expert : 0));
+        for (const float bias : report.biases) CHECK(std::isfinite(bias));
+    }
+
     TrainSource sources() const {
         return {std::make_shared<TokenShards>("synthetic", static_cast<uint32_t>(spec_.vocab_size)),
                 1};

@@ -37,11 +37,15 @@ constexpr MeshCase few_meshes[] = {
     trains("qwen3", 2).tensor(4).zero(1),
     trains("gpt2", 3).tensor(2).data(2).zero(2),
     trains("qwen2", 3).bf16().tensor(2).data(2).zero(1),
+    trains("qwen3_moe", 5).data(2).zero(3),
+    trains("qwen2_moe", 3).tensor(2).data(2).zero(2),
+    trains("olmoe", 2).tensor(2),
 };
 constexpr MeshCase few_context_meshes[] = {
     trains("gpt2", 2).context(2).documents(),
     trains("llama", 3).data(2).zero(3).context(2),
     trains("qwen3", 3).bf16().tensor(2).zero(2).context(2).documents(),
+    trains("gpt_oss", 3).zero(1).context(2).documents(),
 };
 constexpr MeshCase more_context_meshes[] = {
     trains("llama", 3).zero(1).context(4).documents(),
@@ -54,6 +58,9 @@ constexpr MeshCase more_context_meshes[] = {
     trains("gpt2", 4).bf16().data(3).zero(3).context(2).documents(),
     trains("qwen3", 3).tensor(2).context(4),
     trains("qwen2", 3).bf16().data(2).zero(3).shard_ranks(2).context(4),
+    trains("qwen2_moe", 3).tensor(2).zero(3).context(2).documents(),
+    trains("olmoe", 4).data(2).zero(2).context(2),
+    trains("gpt_oss", 3).bf16().zero(3).context(4),
 };
 constexpr MeshCase more_meshes[] = {
     trains("llama", 3).bf16().data(2),
@@ -82,6 +89,10 @@ constexpr MeshCase more_meshes[] = {
     trains("gpt2", 2).bf16().tensor(4).zero(2),
     trains("qwen2", 5).tensor(2).data(2).zero(3).shard_ranks(1),
     trains("mistral", 3).bf16().tensor(2).zero(3),
+    trains("mixtral", 6).data(4).zero(3).shard_ranks(2),
+    trains("olmoe", 3).bf16().tensor(2).data(2).zero(3),
+    trains("gpt_oss", 3).tensor(4).zero(1),
+    trains("qwen2_moe", 5).bf16().data(3).zero(3),
 };
 // Tensor-parallel ranks, whose partial sums are rounded
 constexpr MeshCase bf16_meshes[] = {
@@ -97,6 +108,7 @@ constexpr MeshCase few_pipelines[] = {
     trains("gpt2", 5).zero(1).pipeline(2),
     trains("llama", 8).data(2).zero(1).pipeline(2, "interleaved", 2),
     trains("gpt2", 3).tensor(2).pipeline(2, "zero_bubble"),
+    trains("mixtral", 5).data(2).zero(2).pipeline(2, "zero_bubble"),
 };
 constexpr MeshCase more_pipelines[] = {
     trains("gpt2", 6).zero(1).pipeline(4, "gpipe"),
@@ -112,6 +124,9 @@ constexpr MeshCase more_pipelines[] = {
     trains("qwen2", 10).bf16().data(3).zero(1).shard_ranks(3).pipeline(2, "zero_bubble"),
     trains("gpt2", 5).data(3).zero(2).shard_ranks(3).pipeline(2),
     trains("gpt2", 2).zero(1).pipeline(6),
+    trains("gpt_oss", 5).zero(1).pipeline(4),
+    trains("qwen2_moe", 7).bf16().data(2).zero(3).pipeline(2),
+    trains("olmoe", 4).tensor(2).zero(1).pipeline(2, "interleaved", 2),
 };
 
 // Stages whose ranks share sequences and products
@@ -688,6 +703,10 @@ constexpr MeshCase gpu_meshes[] = {
     trains("qwen3", 6).data(4).zero(3).shard_ranks(2),
     trains("gpt2", 5).bf16().data(4).zero(2).shard_ranks(2),
     trains("mistral", 2).tensor(4).zero(1),
+    trains("qwen3_moe", 3).bf16().data(2).zero(3),
+    trains("qwen2_moe", 3).tensor(2).data(2).zero(2),
+    trains("olmoe", 2).tensor(2),
+    trains("gpt_oss", 2).zero(1).context(2).documents(),
     trains("gpt2", 2).zero(1).context(2).documents(),
     trains("llama", 3).bf16().data(2).zero(3).context(2),
     trains("qwen3", 2).tensor(2).zero(2).context(2).documents(),
@@ -704,6 +723,7 @@ constexpr MeshCase gpu_pipelines[] = {
     trains("qwen3", 4).zero(1).pipeline(2, "interleaved", 2),
     trains("gpt2", 3).pipeline(2, "zero_bubble"),
     trains("qwen2", 3).tensor(2).zero(1).pipeline(2),
+    trains("mixtral", 4).bf16().data(2).zero(3).pipeline(2, "zero_bubble"),
     trains("mistral", 3).zero(2).context(2).documents().pipeline(2),
 };
 

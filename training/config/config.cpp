@@ -11,8 +11,7 @@ double balance_rate(const Config& config) {
 
 RouterLosses router_losses(const Config& config) {
     const auto& r = config.router;
-    return {.balance =
-                r.balance == Balance::loss ? static_cast<float>(balance_rate(config)) : 0.0f,
+    return {.balance = r.balance == Balance::loss ? static_cast<float>(balance_rate(config)) : 0.0f,
             .level = r.level,
             .z_loss = static_cast<float>(r.z_loss)};
 }
@@ -63,7 +62,11 @@ DecoderSpec spec_of(const Config& config, int64_t vocab_size) {
                                 .factor = m.rope_factor,
                                 .low_frequency_factor = m.rope_low_freq_factor,
                                 .high_frequency_factor = m.rope_high_freq_factor,
-                                .original_context = m.rope_original_n_ctx}},
+                                .original_context = m.rope_original_n_ctx,
+                                .yarn = {.beta_fast = m.rope_beta_fast,
+                                         .beta_slow = m.rope_beta_slow,
+                                         .truncate = m.rope_truncate,
+                                         .attention_factor = m.rope_attention_factor}}},
               where);
 }
 

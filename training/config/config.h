@@ -118,12 +118,11 @@ struct WordsOf<std::optional<Mlp>> {
 
 template <>
 struct WordsOf<std::optional<Biases>> {
-    static constexpr Word<std::optional<Biases>> list[] = {
-        {"auto", std::nullopt},
-        {"none", Biases::none},
-        {"qkv", Biases::qkv},
-        {"attention", Biases::attention},
-        {"all", Biases::all}};
+    static constexpr Word<std::optional<Biases>> list[] = {{"auto", std::nullopt},
+                                                           {"none", Biases::none},
+                                                           {"qkv", Biases::qkv},
+                                                           {"attention", Biases::attention},
+                                                           {"all", Biases::all}};
 };
 
 /// "on" stands for heads.
@@ -175,7 +174,8 @@ template <>
 struct WordsOf<RopeScaling> {
     static constexpr Word<RopeScaling> list[] = {{"none", RopeScaling::none},
                                                  {"linear", RopeScaling::linear},
-                                                 {"llama3", RopeScaling::llama3}};
+                                                 {"llama3", RopeScaling::llama3},
+                                                 {"yarn", RopeScaling::yarn}};
 };
 
 template <>
@@ -257,6 +257,8 @@ struct Config {
         OneOf<RopeScaling> rope_scaling = {};
         double rope_factor = 1, rope_low_freq_factor = 1, rope_high_freq_factor = 4;
         int rope_original_n_ctx = 8192;
+        double rope_beta_fast = 32, rope_beta_slow = 1, rope_attention_factor = 0;
+        bool rope_truncate = true;
         std::string init_from = {};  // a checkpoint whose weights start this run
     } model;
 

@@ -47,8 +47,9 @@ constexpr ConfigKey table[] = {
      "The device of the run; `auto`: a GPU if the build supports it and the machine has one, else "
      "the CPU."},
 
-    {KEY(model.family), one_of({"gpt2", "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe",
-                                "qwen3_moe", "olmoe", "gpt_oss"}),
+    {KEY(model.family),
+     one_of({"gpt2", "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe",
+             "olmoe", "gpt_oss"}),
      "The family of models, which sets the defaults of the keys below that are 0 or `auto`, and "
      "whose "
      "files checkpoints are. A combination that no family has is kept in files that only this "
@@ -87,11 +88,13 @@ constexpr ConfigKey table[] = {
     {KEY(model.head_softcap), between(0, 1e3),
      "Soft-cap of the logits: z counts as c · tanh(z / c). 0: none. Gemma 2: 30, nanochat: 15."},
     {KEY(model.window), between(0, 16777216),
-     "Sliding window: a token attends to itself and the `model.window` − 1 tokens before it, in the "
+     "Sliding window: a token attends to itself and the `model.window` − 1 tokens before it, in "
+     "the "
      "layers that `model.window_pattern` calls short. 0: none; `auto`: the family's (`gpt_oss`: "
      "128)."},
     {KEY(model.window_pattern), any_text(),
-     "Which layers have the window: letters S (short: with it) and L (long: without), repeated over "
+     "Which layers have the window: letters S (short: with it) and L (long: without), repeated "
+     "over "
      "the layers. Empty: the family's, S or for `gpt_oss` SL."},
     {KEY(model.sinks), one_of<std::optional<bool>>(),
      "A learned logit of each head in attention's softmax, which takes weight and gives nothing "
@@ -100,14 +103,16 @@ constexpr ConfigKey table[] = {
      "SwiGLU's form in `gpt_oss`: (up + 1) · gate · σ(1.702 · gate) with gate at most 7 and up "
      "between −7 and 7."},
     {KEY(model.n_expert), between(0, most_experts),
-     "Experts of a layer, in place of its MLP; 0: the family's, which is none for families of dense "
+     "Experts of a layer, in place of its MLP; 0: the family's, which is none for families of "
+     "dense "
      "models."},
     {KEY(model.n_expert_per_token), between(0, most_experts_per_token),
      "Experts that each token goes to; 0: the family's."},
     {KEY(model.n_ff_expert), between(0, 4194304),
      "Width of an expert's hidden layer; 0: `model.n_ff`."},
     {KEY(model.n_ff_shared), between(0, 4194304),
-     "Width of the hidden layer of a shared expert, which all tokens pass besides; 0: there is none; "
+     "Width of the hidden layer of a shared expert, which all tokens pass besides; 0: there is "
+     "none; "
      "`auto`: the family's (`qwen2_moe`: `model.n_ff`)."},
     {KEY(model.shared_gate), one_of<std::optional<bool>>(),
      "Whether the shared expert's output is multiplied by σ(w·x) (`qwen2_moe`)."},
@@ -116,8 +121,7 @@ constexpr ConfigKey table[] = {
      "families'), or `sigmoid` of each logit."},
     {KEY(model.router_normalise), one_of<std::optional<bool>>(),
      "Whether a token's weights are divided by their sum (`mixtral`, `qwen3_moe`, `gpt_oss`)."},
-    {KEY(model.router_scale), between(0, 1000),
-     "Factor of the experts' weights; 0: 1."},
+    {KEY(model.router_scale), between(0, 1000), "Factor of the experts' weights; 0: 1."},
     {KEY(model.router_bias), one_of<std::optional<bool>>(),
      "Whether the router's logits have biases (`gpt_oss`)."},
     {KEY(model.expert_bias), one_of<std::optional<bool>>(),
@@ -144,7 +148,8 @@ constexpr ConfigKey table[] = {
      "500000."},
     {KEY(model.rope_scaling), one_of<RopeScaling>(),
      "How the rotation's frequencies are lowered for longer contexts: all of them by a factor "
-     "(`linear`), or as for Llama 3.1 (`llama3`)."},
+     "(`linear`), as for Llama 3.1 (`llama3`), or as for gpt-oss (`yarn`: [Peng et al. "
+     "2023](https://arxiv.org/abs/2309.00071))."},
     {KEY(model.rope_factor), at_least(1), "The factor of `model.rope_scaling`."},
     {KEY(model.rope_low_freq_factor), greater_than(0),
      "`llama3`: wavelengths above `model.rope_original_n_ctx` / this are lengthened by the "
@@ -152,7 +157,17 @@ constexpr ConfigKey table[] = {
     {KEY(model.rope_high_freq_factor), greater_than(0),
      "`llama3`: wavelengths below `model.rope_original_n_ctx` / this stay as they are."},
     {KEY(model.rope_original_n_ctx), between(1, 16777216),
-     "`llama3`: the context length that the factor stretches."},
+     "`llama3` and `yarn`: the context length that the factor stretches."},
+    {KEY(model.rope_beta_fast), greater_than(0),
+     "`yarn`: frequencies that turn at least so many times in `model.rope_original_n_ctx` stay as "
+     "they are."},
+    {KEY(model.rope_beta_slow), greater_than(0),
+     "`yarn`: frequencies that turn at most so many times are lowered by the factor."},
+    {KEY(model.rope_truncate), any_text(),
+     "`yarn`: the bounds between these are rounded outwards to whole frequencies (not in "
+     "`gpt_oss`)."},
+    {KEY(model.rope_attention_factor), at_least(0),
+     "`yarn`: factor of cosines and sines; 0: 0.1 · ln(`model.rope_factor`) + 1."},
     {KEY(model.init_from), any_path(),
      "A checkpoint from whose weights the run starts, with a new optimizer state; empty: random "
      "weights."},
@@ -233,7 +248,8 @@ constexpr ConfigKey table[] = {
 
     {KEY(router.balance), one_of<Balance>(),
      "How a mixture's experts are kept equally busy: `none`; by an auxiliary `loss`, E · Σ share · "
-     "probability, which is 1 if all are ([Fedus et al. 2021](https://arxiv.org/abs/2101.03961)); or "
+     "probability, which is 1 if all are ([Fedus et al. 2021](https://arxiv.org/abs/2101.03961)); "
+     "or "
      "by a selection `bias` that follows the counts of each step, without a gradient ([DeepSeek-V3 "
      "2024](https://arxiv.org/abs/2412.19437))."},
     {KEY(router.level), one_of<BalanceLevel>(),
@@ -243,7 +259,8 @@ constexpr ConfigKey table[] = {
     {KEY(router.balance_rate), between(0, 1000),
      "`loss`: its weight; 0: 0.01. `bias`: how far a bias moves in a step; 0: 0.001."},
     {KEY(router.z_loss), between(0, 1),
-     "Weight of the routers' z-loss, the mean square of the logarithm of their softmax's denominator "
+     "Weight of the routers' z-loss, the mean square of the logarithm of their softmax's "
+     "denominator "
      "([Zoph et al. 2022](https://arxiv.org/abs/2202.08906)); usually 0.001. 0: none. Losses of "
      "routers act through the gradient; the losses that a run reports are without them."},
 

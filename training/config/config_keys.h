@@ -21,15 +21,17 @@ namespace train_gpt {
 using TrainSources = std::vector<Config::Data::Source>;
 using WholeNumbers = std::vector<int>;
 using Texts = std::vector<std::string>;
-using KeyField = std::variant<
-    int*, std::optional<int>*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*,
-    WholeNumbers*, Texts*, OneOf<PipelineKind>*, OneOf<Decay>*, OneOf<std::optional<GradientSums>>*,
-    OneOf<OnSpike>*, OneOf<OptimizerName>*, OneOf<NewtonSchulzList>*, OneOf<MuonScale>*,
-    OneOf<DType>*, OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
-    OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
-    OneOf<std::optional<Biases>>*, OneOf<std::optional<QkNormKind>>*,
-    OneOf<std::optional<RouterScore>>*, OneOf<Balance>*, OneOf<BalanceLevel>*, OneOf<std::optional<bool>>*, OneOf<std::optional<Positions>>*,
-    OneOf<RopeScaling>*, OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
+using KeyField =
+    std::variant<int*, std::optional<int>*, int64_t*, uint64_t*, double*, bool*, std::string*,
+                 TrainSources*, WholeNumbers*, Texts*, OneOf<PipelineKind>*, OneOf<Decay>*,
+                 OneOf<std::optional<GradientSums>>*, OneOf<OnSpike>*, OneOf<OptimizerName>*,
+                 OneOf<NewtonSchulzList>*, OneOf<MuonScale>*, OneOf<DType>*,
+                 OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
+                 OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
+                 OneOf<std::optional<Biases>>*, OneOf<std::optional<QkNormKind>>*,
+                 OneOf<std::optional<RouterScore>>*, OneOf<Balance>*, OneOf<BalanceLevel>*,
+                 OneOf<std::optional<bool>>*, OneOf<std::optional<Positions>>*, OneOf<RopeScaling>*,
+                 OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
 
 /// Whether values are texts or words.
 bool is_text(const KeyField& field);

@@ -265,7 +265,8 @@ StepSizes sizes_of_step(const RunShape& shape, const Device& device,
                      : 0,
         .width = shape.spec.n_embd,
         .vocabulary = tensors * part_extent(shape.spec.vocab_size, vocab_multiple, tensors),
-        .tensor_chunks = shape.config.parallel.tensor_chunks};
+        .tensor_chunks = shape.config.parallel.tensor_chunks,
+        .norms_width = shape.spec.qk_norm == QkNormKind::width};
     int64_t taken = 0;
     for (const int B : micro_batches) {
         if (B < 2 * taken && B != micro_batches.back()) continue;

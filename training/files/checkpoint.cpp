@@ -159,8 +159,7 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                     add(write_grids(directory, *grids));
                 if (contents.spikes) add(write_spikes(directory, *contents.spikes));
                 if (!contents.routers.empty())
-                    add(write_routers(directory, contents.spec.experts.n_expert,
-                                      contents.routers));
+                    add(write_routers(directory, contents.spec.experts.n_expert, contents.routers));
                 if (contents.position) {
                     write_position(directory, *contents.position);
                     add("position.json");

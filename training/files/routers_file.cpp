@@ -28,7 +28,8 @@ std::vector<int32_t> read_routers(const std::filesystem::path& checkpoint, size_
     const std::filesystem::path path = checkpoint / file_name;
     if (!std::filesystem::exists(path)) return std::vector<int32_t>(n);
     std::vector<int32_t> chosen;
-    for (const auto& row : field<std::vector<std::vector<int32_t>>>(read_json(path), "chosen", path))
+    for (const auto& row :
+         field<std::vector<std::vector<int32_t>>>(read_json(path), "chosen", path))
         chosen.insert(chosen.end(), row.begin(), row.end());
     if (chosen.size() != n || std::ranges::any_of(chosen, [](int32_t count) { return count < 0; }))
         throw Error(path.string(), " does not have ", n,

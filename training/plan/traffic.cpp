@@ -50,6 +50,7 @@ int64_t tensor_bytes(const RunShape& shape, const RankRegistry& registry, int64_
                               .keep_gathered = shape.config.parallel.tensor_keep_gathered,
                               .halves_apart = halves_apart,
                               .layers = static_cast<int>(layers),
+                              .norms_width = shape.spec.qk_norm == QkNormKind::width,
                               .has_embedding = registry.stages.front().begins_model(),
                               .has_head = registry.stages.back().ends_model()});
 }
