@@ -15,4 +15,15 @@ void attention_forward_general(Stream& stream, const AttentionForward& args);
 void attention_backward_general(Stream& stream, const AttentionBackward& args);
 size_t attention_backward_general_scratch_bytes(const AttentionShape& shape);
 
+/// Σ dout ⊙ out of the rows of a backward pass, as it has left them: sign times the element of row
+/// (b, h, t), which is first[((b·H + h)·rows + t)·stride].
+struct RowDeltas {
+    const float* first;
+    int stride, rows;
+    float sign;
+};
+/// args.dsinks: sink_gradient.cu.
+void attention_sink_gradient(Stream& stream, const AttentionBackward& args,
+                             const RowDeltas& deltas);
+
 }  // namespace train_gpt::cuda

@@ -13,6 +13,7 @@ namespace train_gpt::cuda {
 namespace {
 
 constexpr const char* not_aligned = "cuDNN is used for tensors aligned to 16 bytes";
+constexpr const char* with_sinks = "cuDNN is not used with sinks";
 
 bool are_aligned(std::initializer_list<HeadsView> views) {
     return std::ranges::all_of(views, [](const HeadsView& view) {
@@ -100,6 +101,7 @@ std::string cudnn_limit(const AttentionShape& s) {
     if (s.dtype != DType::bf16) return "cuDNN is used for bf16 alone";
     if (s.doc_start) return "cuDNN is not used with a document mask";
     if (s.softcap != 0) return "cuDNN is not used with a soft-cap";
+    if (s.window != 0 && s.window < s.S) return "cuDNN is not used with a window";
     if (s.T % 128 != 0 || s.S % 128 != 0) return "cuDNN is used for multiples of 128 tokens alone";
     if (s.D % 8 != 0 || s.D > 128)
         return "cuDNN is used for head sizes up to 128 that are multiples of 8";
@@ -109,6 +111,7 @@ std::string cudnn_limit(const AttentionShape& s) {
 
 std::string cudnn_limit(const AttentionForward& args) {
     if (!args.lse) return "cuDNN is used in training and evaluation alone";
+    if (args.sinks) return with_sinks;
     std::string limit = cudnn_limit(args.shape);
     if (limit.empty() && !are_aligned({args.q, args.k, args.v, args.out})) limit = not_aligned;
     return limit;
@@ -117,6 +120,7 @@ std::string cudnn_limit(const AttentionForward& args) {
 std::string cudnn_limit(const AttentionBackward& args) {
     if (args.key_gradients != KeyGradients::write)
         return "cuDNN cannot add to the gradients of keys";
+    if (args.sinks) return with_sinks;
     std::string limit = cudnn_limit(args.shape);
     if (limit.empty() &&
         !are_aligned({args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv}))

@@ -131,12 +131,13 @@ __device__ void merge_and_store(const HeadsView& view, int b, int h, int t, int 
     }
 }
 
-/// The first and the last key that query t sees.
+/// The first and the last key that query t sees. The window is at most S.
 struct Range {
     int first, last;
 
     __device__ __forceinline__ Range(const AttentionShape& shape, int b, int t)
-        : first(shape.doc_start ? shape.doc_start[int64_t{b} * shape.T + t] : 0),
+        : first(max(shape.doc_start ? shape.doc_start[int64_t{b} * shape.T + t] : 0,
+                    t + shape.S - shape.T + 1 - shape.window)),
           last(t + shape.S - shape.T) {}
     __device__ __forceinline__ bool contains(int key) const { return key >= first && key <= last; }
 };

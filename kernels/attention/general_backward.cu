@@ -124,10 +124,12 @@ __global__ void __launch_bounds__(KeysTiling::threads, 2)
     stage_rows<Element>(values, args.v, b, h_kv, place.first_row, rows, shape.S, D);
     __syncthreads();
 
-    const int first_query = max(place.first_row - (shape.S - T), 0);  // that sees one of the keys
+    // The queries that see one of the keys
+    const int first_query = max(place.first_row - (shape.S - T), 0),
+              end_query = min(end_row - 1 + shape.window - (shape.S - T), T);
     float dk[rows][lane_elements] = {}, dv[rows][lane_elements] = {};
     for (int h = h_kv * group; h < (h_kv + 1) * group; ++h) {
-        for (int query0 = first_query + warp * warp_size; query0 < T;
+        for (int query0 = first_query + warp * warp_size; query0 < end_query;
              query0 += Tiling::warps * warp_size) {
             const int query = min(query0 + lane, T - 1);
             const Range range(shape, b, query);
@@ -187,6 +189,7 @@ void attention_backward_general(Stream& stream, const AttentionBackward& args) {
                            int64_t{shape.B} * shape.H_kv, shape.S, keys_shared_bytes(shape.D), args,
                            deltas);
     });
+    if (args.dsinks) attention_sink_gradient(stream, args, {deltas, 1, shape.T, 1});
 }
 
 size_t attention_backward_general_scratch_bytes(const AttentionShape& shape) {

@@ -3,6 +3,7 @@
 
 #include "kernels/attention/cuda.h"
 #include "kernels/attention/general.cuh"
+#include "kernels/attention/sinks.cuh"
 
 namespace train_gpt::cuda {
 
@@ -16,18 +17,22 @@ size_t forward_shared_bytes(int D) {
                   Tiling::warps * (warp_size * Tiling::rows + Tiling::rows * D + 2 * Tiling::rows));
 }
 
-/// Gives the sums of all warps the same row maxima, divides them by the row sums and writes lse of
-/// rows `first_row` to `end_row` − 1 of a head, unless it is null. In shared memory: sums of values
-/// [warps, rows, D], row maxima and row sums [warps, rows]; the row sums are overwritten.
+/// Gives the sums of all warps the same row maxima, divides them by the row sums, which include the
+/// head's sink, and writes lse of rows `first_row` to `end_row` − 1 of a head, unless it is null. In
+/// shared memory: sums of values [warps, rows, D], row maxima and row sums [warps, rows]; the row
+/// sums are overwritten.
 template <class Tiling>
 __device__ __forceinline__ void scale_warp_sums(float* sums, const float* maxima, float* row_sums,
-                                                int D, float* lse, int first_row, int end_row) {
+                                                int D, float sink, float* lse, int first_row,
+                                                int end_row) {
     constexpr int rows = Tiling::rows, warps = Tiling::warps;
     if (const int r = static_cast<int>(threadIdx.x); r < rows) {
         float largest = maxima[r], total = 0;
         for (int w = 1; w < warps; ++w) largest = fmaxf(largest, maxima[w * rows + r]);
+        largest = fmaxf(largest, sink);
         for (int w = 0; w < warps; ++w)
             total += row_sums[w * rows + r] * expf(maxima[w * rows + r] - largest);
+        total += expf(sink - largest);
         for (int w = 0; w < warps; ++w)
             row_sums[w * rows + r] = expf(maxima[w * rows + r] - largest) / total;
         if (lse && first_row + r < end_row) lse[first_row + r] = largest + logf(total);
@@ -110,7 +115,7 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::warps <= 4 ? 2 : 1)
     }
     __syncthreads();
 
-    scale_warp_sums<Tiling>(warp_sums, warp_max, warp_total, D,
+    scale_warp_sums<Tiling>(warp_sums, warp_max, warp_total, D, sink_of(args.sinks, h),
                             args.lse ? args.lse + (int64_t{b} * shape.H + h) * shape.T : nullptr,
                             place.first_row, end_row);
     merge_and_store<rows, Tiling::warps, Element>(args.out, b, h, place.first_row, end_row,

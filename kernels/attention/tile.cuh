@@ -471,6 +471,7 @@ struct QueryBlock {
     int head, b, h, h_kv;       // head: among all B·H
     int first_row, end_row;     // its queries
     int position;               // of query 0 among the keys
+    int first_window;           // the first key in the window of query 0, or a negative number
     int first_shared_key;       // documents hide no key from here on
     int first_tile, last_tile;  // of the keys that its queries see
     const int32_t* doc_start;   // of the queries of sequence b; may be null
@@ -485,11 +486,12 @@ struct QueryBlock {
         first_row = (scheduler.tiles - 1 - assigned.rank) * tiling.block_m();
         end_row = min(first_row + tiling.block_m(), shape.T);
         position = shape.S - shape.T;
+        first_window = position + 1 - shape.window;
         doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * shape.T : nullptr;
         const int2 first_keys =
             doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
         first_shared_key = first_keys.y;
-        first_tile = first_keys.x / tiling.block_n;
+        first_tile = max(first_keys.x, first_row + first_window) / tiling.block_n;
         last_tile = (end_row - 1 + position) / tiling.block_n;
     }
 
@@ -497,14 +499,18 @@ struct QueryBlock {
     /// from `row` on; the columns are keys, from `key` on.
     template <int row_tiles, int columns>
     __device__ __forceinline__ void mask(float (&scores)[row_tiles][columns][4], float masked,
-                                         int row, int key, int lane, int T) const {
-        if (key + columns * 8 - 1 <= row + position && key >= first_shared_key) return;
+                                         int row, int key, int T) const {
+        if (key + columns * 8 - 1 <= row + position && key >= first_shared_key &&
+            key >= row + row_tiles * 16 - 1 + first_window)
+            return;
+        const int lane = thread_index() % warp_size;
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int query = row + m * 16 + half * 8 + lane / 4;
-                const int first = doc_start ? doc_start[min(query, T - 1)] : 0;
+                const int first =
+                    max(doc_start ? doc_start[min(query, T - 1)] : 0, query + first_window);
 #pragma unroll
                 for (int n = 0; n < columns; ++n) {
 #pragma unroll

@@ -180,14 +180,15 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
             const uint32_t key_rows =
                 stages + tile % 2 * 2 * tile_bytes + row16 * SwizzledTile<head>::bytes(16);
             if (key > warp_row + tiling.warp_m - 1 + block.position)
-                break;  // this warp sees no more keys
+                break;                                                // this warp sees no more keys
+            if (key + 16 <= warp_row + block.first_window) continue;  // their windows begin later
             float p[row_tiles][2][4], ds[row_tiles][2][4];
             start_from_rows<capped>(p, ds, row_stats);
             multiply<head>(p, q_fragments, key_rows + right);
             multiply<head>(ds, dout_fragments, key_rows + tile_bytes + right);
             if constexpr (capped) cap_rows(p, ds, row_stats, cap);
             to_probabilities(p, scale);
-            block.mask(p, 0, warp_row, key, lane, shape.T);
+            block.mask(p, 0, warp_row, key, shape.T);
             multiply_elements(ds, p);
             uint32_t weights[row_tiles][4];
             to_weights(weights, ds);
@@ -200,15 +201,17 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
 
 /// What a block for a tile of keys of one key head works on, and the next tile of queries that it
 /// streams: head after head of those that share the key head; each head begins with the tile of the
-/// first query that sees the first key.
+/// first query that sees the first key, and ends with the tile of the last query whose window has
+/// the last key.
 template <Tiling tiling>
 struct KeyBlock {
     int b, h_kv;
     int first_row, end_row;    // its keys
     int position;              // of query 0 among the keys
+    int first_window;          // the first key in the window of query 0, or a negative number
     int T;                     // queries
     const int32_t* doc_start;  // of the queries of sequence b; may be null
-    int first_query, end_head;
+    int first_query, end_query, end_head;
     int next_head, next_query;
 
     __device__ __forceinline__ KeyBlock(const AttentionShape& shape,
@@ -221,10 +224,13 @@ struct KeyBlock {
         end_row = min(first_row + tiling.block_m(), shape.S);
         T = shape.T;
         position = shape.S - T;
+        first_window = position + 1 - shape.window;
         doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * T : nullptr;
         end_head = (h_kv + 1) * group;
         next_head = end_head - group;
         next_query = first_query = max(first_row - position, 0) / tiling.block_n * tiling.block_n;
+        end_query = min(end_row - first_window, T);
+        if (first_query >= end_query) next_head = end_head;  // no query sees the keys
     }
     __device__ __forceinline__ bool has_next() const { return next_head < end_head; }
 
@@ -232,7 +238,7 @@ struct KeyBlock {
     __device__ __forceinline__ void advance() {
         do {
             next_query += tiling.block_n;
-            if (next_query >= T) {
+            if (next_query >= end_query) {
                 next_query = first_query;
                 ++next_head;
             }
@@ -246,8 +252,9 @@ struct KeyBlock {
     template <int row_tiles>
     __device__ __forceinline__ void mask(float (&p)[row_tiles][2][4], int row, int query,
                                          int lane) const {
-        const int first_key =
-            doc_start ? doc_start[min(query + lane % 16, T - 1)] : 0;  // of query + lane % 16
+        const int mine = query + lane % 16;
+        const int first_key =  // that query `mine` sees
+            max(doc_start ? doc_start[min(mine, T - 1)] : 0, mine + first_window);
         if (query + position >= row + tiling.warp_m - 1 && !__any_sync(all_lanes, first_key > row))
             return;
 #pragma unroll
@@ -371,7 +378,7 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
                                       block.first_row, block.end_row, shape.D);
     load_tile<head, tiling.block_m()>(values, head_of(args.v, block.b, block.h_kv), args.v.token,
                                       block.first_row, block.end_row, shape.D);
-    load_next(stages);
+    if (block.has_next()) load_next(stages);
     wait_for_copies();
     __syncthreads();
 
@@ -393,7 +400,8 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
             const int row = query % tiling.block_n;
             const uint32_t stats = stage + 2 * tile_bytes + row * int{sizeof(RowStats)},
                            query_rows = stage + SwizzledTile<head>::bytes(row);
-            if (query + 15 + block.position < warp_row)
+            if (query + 15 + block.position < warp_row ||
+                query + block.first_window > warp_row + tiling.warp_m - 1)
                 continue;  // none of the 16 queries sees the warp's keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
             start_from_columns<capped>(p, ds, stats, lane);
@@ -439,6 +447,9 @@ void attention_backward_tiled(Stream& stream, const AttentionBackward& args) {
                               row_bytes * shape.T * group),
                keys_shared_bytes<head>, args, scale, ScoreCap(shape), stats);
     });
+    if (args.dsinks)
+        attention_sink_gradient(
+            stream, args, {&stats->dp, sizeof(RowStats) / sizeof(float), stats_rows(shape.T), -1});
 }
 
 }  // namespace train_gpt::cuda

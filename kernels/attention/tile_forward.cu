@@ -1,5 +1,6 @@
 // The forward pass of attention on tensor cores. Dao, arXiv 2307.08691.
 #include "kernels/attention/cuda.h"
+#include "kernels/attention/sinks.cuh"
 #include "kernels/attention/tile.cuh"
 
 namespace train_gpt::cuda {
@@ -116,13 +117,14 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
         if (tile < block.last_tile) load(tile + 1);
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
         const int key = tile * tiling.block_n;
-        if (key > warp_row + tiling.warp_m - 1 + block.position)
-            continue;  // this warp sees no more keys; others may
+        if (key > warp_row + tiling.warp_m - 1 + block.position ||
+            key + tiling.block_n <= warp_row + block.first_window)
+            continue;  // this warp sees none of the keys; others may
 
         float scores[row_tiles][columns][4] = {};
         multiply<head>(scores, q_fragments, stage + right);
         if constexpr (capped) cap_scores(scores, cap);
-        block.mask(scores, -std::numeric_limits<float>::infinity(), warp_row, key, lane, shape.T);
+        block.mask(scores, -std::numeric_limits<float>::infinity(), warp_row, key, shape.T);
         take_exponentials<head>(scores, row_max, row_sum, out, scale);
 #pragma unroll
         for (int row16 = 0; row16 < tiling.block_n / 16; ++row16) {
@@ -135,21 +137,26 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
         }
     }
 
+    const int end_lane = thread_index() % warp_size;  // not kept throughout the loop
+    const float sink = sink_of(args.sinks, block.h) * std::numbers::log2e_v<float>;
     float factor[row_tiles][2];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float sum = row_sum_of_lanes(row_sum[m][half]);
-            factor[m][half] = 1 / sum;
-            const int row = warp_row + m * 16 + half * 8 + lane / 4;
-            if (args.lse && lane % 4 == 0 && row < block.end_row)
+            const float largest = fmaxf(row_max[m][half], sink),
+                        correction = power_of_2(row_max[m][half] - largest),
+                        sum = fmaf(row_sum_of_lanes(row_sum[m][half]), correction,
+                                   power_of_2(sink - largest));
+            factor[m][half] = correction / sum;
+            const int row = warp_row + m * 16 + half * 8 + end_lane / 4;
+            if (args.lse && end_lane % 4 == 0 && row < block.end_row)
                 args.lse[int64_t{block.head} * shape.T + row] =
-                    (row_max[m][half] + log2f(sum)) * std::numbers::ln2_v<float>;
+                    (largest + log2f(sum)) * std::numbers::ln2_v<float>;
         }
     }
     store_rows<head>(head_of(args.out, block.b, block.h) + warp_row * args.out.token,
-                     args.out.token, block.end_row - warp_row, shape.D, lane, out, factor);
+                     args.out.token, block.end_row - warp_row, shape.D, end_lane, out, factor);
 }
 
 }  // namespace

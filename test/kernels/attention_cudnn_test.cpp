@@ -207,6 +207,15 @@ TEST_CASE(
     CHECK_FALSE(changed([](AttentionShape& s) { s.T = s.S = 1000; }));
     const int32_t documents[2 * 128] = {};
     CHECK_FALSE(changed([&](AttentionShape& s) { s.doc_start = documents; }));
+    CHECK_FALSE(changed([](AttentionShape& s) { s.softcap = 30; }));
+    CHECK_FALSE(changed([](AttentionShape& s) { s.window = 127; }));
+    CHECK(changed([](AttentionShape& s) { s.window = 128; }));  // of all keys
+    AttentionForward with_sinks = memory.forward();
+    with_sinks.sinks = Tensor(memory.bytes, DType::bf16, {4});
+    CHECK_FALSE(cuda::cudnn_supports(with_sinks));
+    AttentionBackward to_sinks = memory.backward();
+    to_sinks.sinks = with_sinks.sinks;
+    CHECK_FALSE(cuda::cudnn_supports(to_sinks));
 
     AttentionForward sampling = memory.forward();
     sampling.lse = nullptr;
