@@ -28,8 +28,8 @@ AttentionShape attention_shape(const LayerSpec& layer, DType dtype, int B, int T
             .D = layer.head_size,
             .scale = 1.0f / std::sqrt(static_cast<float>(layer.head_size)),
             .softcap = static_cast<float>(layer.attention_softcap),
-            .window = layer.window,
-            .doc_start = nullptr};
+            .doc_start = nullptr,
+            .window = layer.window};
 }
 
 HeadsView heads_view(Tensor packed, int first, int T, int D) {

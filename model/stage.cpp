@@ -495,14 +495,30 @@ void Stage::skip_forward(Stream& stream) {
 
 void Stage::skip_backward(Stream& stream, Backward part) {
     if (!parameters_.gradients.reduces_each()) return;
+    // The leases, prefetches and reductions of a pass, in its order.
+    Weights& weights = parameters_.weights;
     const int last = registry_.first_unit();
+    const auto prefetch_before = [&](int unit) {
+        if (unit > last) weights.prefetch(stream, unit - 1, last);
+    };
     for (int unit = registry_.last_unit(); unit >= last; --unit) {
+        const int experts = is_of_experts(unit) ? unit-- : -1;
         if (part != Backward::weights) {
-            const UnitLease weights = parameters_.weights.acquire(stream, unit);
-            if (unit > last) parameters_.weights.prefetch(stream, unit - 1, last);
+            if (experts >= 0) weights.prefetch(stream, experts, last);
+            const UnitLease lease = weights.acquire(stream, unit);
+            if (experts >= 0) weights.acquire(stream, experts);
+            prefetch_before(unit);
         }
-        if (completes(part, unit)) parameters_.gradients.skip(stream, unit);
+        for (const int written : {experts, unit})
+            if (written >= 0 && completes(part, written))
+                parameters_.gradients.skip(stream, written);
     }
+}
+
+bool Stage::is_of_experts(int unit) const {
+    for (int l = 0; l < layers(); ++l)
+        if (registry_.unit_of_experts(l) == unit) return unit != registry_.unit_of_block(l);
+    return false;
 }
 
 }  // namespace train_gpt

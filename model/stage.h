@@ -115,6 +115,8 @@ class Stage {
     int layers() const { return static_cast<int>(registry_.blocks.size()); }
     /// Whether this part of a backward pass completes the gradients of a unit.
     bool completes(Backward part, int unit) const;
+    /// Whether a unit is a layer's experts alone.
+    bool is_of_experts(int unit) const;
     /// What this rank computes of the stage's layer l.
     LayerSpec layer(int l) const { return part_.layer(registry_.first_layer + l); }
     bool is_training() const { return options_.use == ParameterStore::Use::training; }

@@ -107,7 +107,7 @@ inline std::vector<std::string> settings_of_experts(const MeshCase& c, int way) 
         concat("router.balance=", way % 2 ? "bias" : "loss"),
         concat("router.level=",
                std::array{"sequence", "micro_batch", "step"}[static_cast<size_t>(way / 2)]),
-        "router.z_loss=0.01"};
+        concat("router.z_loss=", way % 2 ? "0" : "0.01")};
     if (std::string(c.family) == "qwen2_moe") settings.push_back("model.n_ff_shared=40");
     if (std::string(c.family) == "gpt_oss") settings.push_back("model.window=5");
     return settings;
