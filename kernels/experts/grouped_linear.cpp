@@ -1,6 +1,7 @@
 // On the CPU, threads take tasks in turn: tiles of an expert's product, each computed by one thread
-// with the products of gemm.h. The experts with the most rows come first, so that threads finish
-// together even if one expert has half of all rows.
+// with the products of panel_products.h or, where the processor or the settings do not allow them,
+// of gemm.h. The experts with the most rows come first, so that threads finish together even if one
+// expert has half of all rows.
 #include "kernels/experts/grouped_linear.h"
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <omp.h>
 
 #include "device/profile.h"
+#include "kernels/experts/panel_products.h"
 #include "kernels/experts/route.h"
 #include "kernels/lanes.h"
 #include "kernels/linear/column_sums.h"
@@ -174,6 +176,20 @@ GemmShape sum_tile(const GroupedLinearShape& layer, int64_t rows, int64_t n, int
             .ldc = layer.K};
 }
 
+#if TRAIN_GPT_PANELS
+/// Whether products are those of panel_products.h; `depth`: the number of products that are summed.
+bool by_panels(Library library, DType dtype, int64_t depth) {
+    // Two bf16 are read at a time.
+    return library == Library::automatic && panels::supports(dtype) &&
+           (dtype == DType::fp32 || depth % 2 == 0);
+}
+constexpr size_t panel_bytes =
+    aligned(std::max(panels::row_product_bytes, panels::sum_product_bytes));
+#else
+bool by_panels(Library, DType, int64_t) { return false; }
+constexpr size_t panel_bytes = 0;
+#endif
+
 /// What products of rows and of gradients need for a thread.
 size_t product_bytes(Library library, const GroupedLinearShape& layer) {
     const OneThread one_thread;
@@ -191,14 +207,16 @@ size_t product_bytes(Library library, const GroupedLinearShape& layer) {
         for (const bool accumulate : {false, true})
             cover(sum_tile(layer, rows, Blocks(layer.N).size(0), Blocks(layer.K).size(0),
                            accumulate));
-    return aligned(bytes);
+    return library == Library::automatic ? std::max(aligned(bytes), panel_bytes) : aligned(bytes);
 }
 
 /// The last rows of an expert's tile of dy, and of x.
 size_t last_rows_bytes(const GroupedLinearShape& layer) {
     return aligned(static_cast<size_t>(last_rows * tile_edge) * size_of(layer.dtype));
 }
-size_t gathered_bytes(const GroupedLinearShape& layer) {
+/// x is gathered in the forward pass and for the gradients of weights.
+size_t gathered_bytes(Library library, const GroupedLinearShape& layer) {
+    if (by_panels(library, layer.dtype, layer.K) && by_panels(library, layer.dtype, 2)) return 0;
     return aligned(static_cast<size_t>(layer.R * layer.K) * size_of(layer.dtype));
 }
 
@@ -210,7 +228,7 @@ struct Scratch {
 
     Scratch(const Stream& stream, const GroupedLinearShape& layer)
         : gathered(stream.scratch_for<char>(grouped_linear_scratch_bytes(stream, layer))),
-          threads(gathered + gathered_bytes(layer)),
+          threads(gathered + gathered_bytes(stream.settings.gemm, layer)),
           product(product_bytes(stream.settings.gemm, layer)),
           last(last_rows_bytes(layer)) {}
 
@@ -235,11 +253,109 @@ struct RowOperands {
     Tensor out, in, w, offsets, row_token = {}, bias = {};
 };
 
+#if TRAIN_GPT_PANELS
+/// The columns of a task: all, unless there are too few experts and rows for all threads. Threads
+/// finish at about the same time if each takes 16 tasks. The number of columns changes no bit.
+int64_t task_columns(const Tensor& offsets, int64_t n) {
+    const auto* const first = offsets.as<int32_t>();
+    int64_t tiles = 0;
+    for (int64_t e = 0; e + 1 < offsets.numel(); ++e)
+        tiles += ceil_div(first[e + 1] - first[e], panels::max_rows);
+    const int64_t pieces = ceil_div(16 * omp_get_max_threads(), std::max<int64_t>(tiles, 1));
+    return ceil_div(ceil_div(n, pieces), panels::group_columns) * panels::group_columns;
+}
+
+template <class T>
+void multiply_panels(const Scratch& scratch, const GroupedLinearShape& layer, GemmOp op,
+                     const RowOperands& args) {
+    const RowShape shape(op, layer);
+    const int64_t columns = task_columns(args.offsets, shape.n),
+                  pieces = ceil_div(shape.n, columns);
+    const int32_t* const token = args.row_token ? args.row_token.as<int32_t>() : nullptr;
+    const T* const in = args.in.as<T>();
+    const TaskList tasks(args.offsets,
+                         [&](int64_t rows) { return ceil_div(rows, panels::max_rows) * pieces; });
+    // The first columns of the weight for task i.
+    const auto weight = [&](int64_t i) {
+        const TaskList::Task task = tasks[i];
+        const int64_t col = task.index / ceil_div(task.rows, panels::max_rows) * columns;
+        return args.w.as<T>() + task.expert * layer.N * layer.K +
+               (op == GemmOp::nt ? col * shape.k : col);
+    };
+    const int64_t threads = omp_get_max_threads();
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < tasks.count(); ++i) {
+        const TaskList::Task task = tasks[i];
+        const int64_t tiles = ceil_div(task.rows, panels::max_rows),
+                      col = task.index / tiles * columns;
+        // Tiles of nearly equal height.
+        const int64_t height = ceil_div(ceil_div(task.rows, tiles), panels::tile_rows) *
+                               panels::tile_rows,
+                      begin = task.index % tiles * height,
+                      rows = std::min(height, task.rows - begin), row = task.first_row + begin;
+        if (rows <= 0) continue;
+        const panels::RowProduct<T> product{
+            .out = args.out.as<T>() + row * shape.n + col,
+            .b = weight(i),
+            .bias = args.bias ? args.bias.as<T>() + task.expert * shape.n + col : nullptr,
+            .next_b = i + threads < tasks.count() ? weight(i + threads) : nullptr,
+            .rows = rows,
+            .cols = std::min(columns, shape.n - col),
+            .words = shape.k / panels::EngineOf<T>::depth,
+            .ldb = op == GemmOp::nt ? shape.k : shape.n,
+            .ldo = shape.n,
+            .transposed = op == GemmOp::nt};
+        panels::multiply_rows(
+            product, [&](int64_t r) { return in + (token ? token[row + r] : row + r) * shape.k; },
+            scratch.own());
+    }
+}
+
+template <class T>
+void sum_panels(const Scratch& scratch, const GroupedLinearShape& layer,
+                const GroupedLinearBackwardWeight& args) {
+    const int64_t of_n = ceil_div(layer.N, panels::most_n),
+                  of_k = ceil_div(layer.K, panels::most_k);
+    const int32_t* const token = args.row_token ? args.row_token.as<int32_t>() : nullptr;
+    const T *const x = args.x.as<T>(), *const dy = args.dy.as<T>();
+    auto* const dw = static_cast<float*>(args.dw.data);
+    // Gradients of many experts leave the caches before they are read.
+    constexpr int64_t cached = 8 << 20;
+    const bool stream = !args.dw.accumulate && layer.E * layer.N * layer.K > cached &&
+                        layer.K % panels::lanes == 0 && reinterpret_cast<uintptr_t>(dw) % 64 == 0;
+    const TaskList tasks(args.offsets, [&](int64_t) { return of_n * of_k; });
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < tasks.count(); ++i) {
+        const TaskList::Task task = tasks[i];
+        const int64_t n = task.index / of_k * panels::most_n,
+                      k = task.index % of_k * panels::most_k;
+        const panels::SumProduct p{dw + (task.expert * layer.N + n) * layer.K + k,
+                                   task.rows,
+                                   std::min(panels::most_n, layer.N - n),
+                                   std::min(panels::most_k, layer.K - k),
+                                   layer.K,
+                                   args.dw.accumulate,
+                                   stream};
+        if (task.rows == 0 && !args.dw.accumulate)
+            for (int64_t j = 0; j < p.n; ++j) std::fill_n(p.dw + j * p.ld, p.k, 0.0f);
+        const int64_t first = task.first_row;
+        panels::add_products<T>(
+            p, [&](int64_t r) { return dy + (first + r) * layer.N + n; },
+            [&](int64_t r) { return x + (token ? token[first + r] : first + r) * layer.K + k; },
+            scratch.own());
+    }
+}
+#endif
+
 template <class T>
 void multiply_rows(const Stream& stream, const GroupedLinearShape& layer, GemmOp op,
                    const RowOperands& args) {
     const Scratch scratch(stream, layer);
     const RowShape shape(op, layer);
+#if TRAIN_GPT_PANELS
+    if (by_panels(stream.settings.gemm, layer.dtype, shape.k))
+        return multiply_panels<T>(scratch, layer, op, args);
+#endif
     const T* const in = gathered<T>(args.in, args.row_token, scratch.gathered);
     const Blocks columns(shape.n);
     const TaskList tasks(args.offsets,
@@ -331,6 +447,13 @@ template <class T>
 void backward_weight(const Stream& stream, const GroupedLinearShape& layer,
                      const GroupedLinearBackwardWeight& args) {
     const Scratch scratch(stream, layer);
+#if TRAIN_GPT_PANELS
+    if (by_panels(stream.settings.gemm, layer.dtype, 2)) {
+        sum_panels<T>(scratch, layer, args);
+        if (args.dbias) sum_columns(args.dbias, args.dy.as<T>(), args.offsets, layer.N);
+        return;
+    }
+#endif
     const T *const x = gathered<T>(args.x, args.row_token, scratch.gathered), *const dy =
                                                                                   args.dy.as<T>();
     const Blocks of_n(layer.N), of_k(layer.K);
@@ -411,7 +534,7 @@ void grouped_linear_backward_weight(Stream& stream, const GroupedLinearBackwardW
 size_t grouped_linear_scratch_bytes(const Stream& stream, const GroupedLinearShape& shape) {
     TRAIN_GPT_ON_CUDA(stream.device, grouped_linear_scratch_bytes(shape));
     const auto threads = static_cast<size_t>(omp_get_max_threads());
-    return gathered_bytes(shape) +
+    return gathered_bytes(stream.settings.gemm, shape) +
            threads * (product_bytes(stream.settings.gemm, shape) + 2 * last_rows_bytes(shape));
 }
 

@@ -27,9 +27,19 @@ void declare_chosen(Operands& o) {
     o.words("experts", experts_of_tokens.data(), o['M'] * o['k']);
 }
 
-void declare_grouping(Operands& o) {
+/// The rows of the products: every S-th of a token's slots goes to expert 0 instead.
+constexpr Letter skew{'S', 1'000'000, 1'000'000, 1'000'000};
+std::vector<int32_t> skewed(const Operands& o) {
+    std::vector<int32_t> experts_of_tokens = chosen(o);
+    for (size_t i = 0; i < experts_of_tokens.size(); i += static_cast<size_t>(o['S']))
+        experts_of_tokens[i] = 0;
+    return experts_of_tokens;
+}
+
+void declare_grouping(Operands& o,
+                      std::vector<int32_t> (*experts_of_tokens)(const Operands& o) = chosen) {
     declare_chosen(o);
-    const Grouping grouping(chosen(o), o['k'], o['E']);
+    const Grouping grouping(experts_of_tokens(o), o['k'], o['E']);
     o.words("offsets", grouping.offsets.data(), o['E'] + 1);
     o.words("row_token", grouping.row_token.data(), o['M'] * o['k']);
     o.words("row_of", grouping.row_of.data(), o['M'] * o['k']);
@@ -131,8 +141,15 @@ Operation route_backward_operation(const char* name, const char* computes) {
 
 // --- products ------------------------------------------------------------------------------------
 
+/// The CPU has products of its own for experts.
+std::vector<Implementation> grouped_products(const Operands& o, const Device& device) {
+    std::vector<Implementation> all = products(o, device);
+    if (!device.is_cuda()) all.push_back({"CPU, automatic"});
+    return all;
+}
+
 void declare_layer(Operands& o) {
-    declare_grouping(o);
+    declare_grouping(o, skewed);
     o.normal("w", {o['E'] * o['N'], o['K']}, 1 / std::sqrt(static_cast<float>(o['K'])));
 }
 
@@ -143,7 +160,7 @@ size_t grouped_scratch(const Stream& stream, const Operands& o) {
 
 /// With x [M, K] or dy [R, N], or w; the others may be empty.
 GroupedProblem layer_of(const Operands& o, const Values& x, const Values& dy, const Values& w) {
-    const Grouping grouping(chosen(o), o['k'], o['E']);
+    const Grouping grouping(skewed(o), o['k'], o['E']);
     return {o['N'],
             o['K'],
             grouping.offsets,
@@ -241,8 +258,8 @@ std::vector<Operation> experts_operations() {
              }},
         {.name = "grouped_linear_forward",
          .computes = "out = x[row_token]·w_eᵀ",
-         .letters = {routed, experts, slots, width, depth},
-         .implementations = products,
+         .letters = {routed, experts, slots, skew, width, depth},
+         .implementations = grouped_products,
          .declare =
              [](Operands& o) {
                  declare_layer(o);
@@ -267,8 +284,8 @@ std::vector<Operation> experts_operations() {
              }},
         {.name = "grouped_linear_backward_input",
          .computes = "dx = dy·w_e",
-         .letters = {routed, experts, slots, width, depth},
-         .implementations = products,
+         .letters = {routed, experts, slots, skew, width, depth},
+         .implementations = grouped_products,
          .declare =
              [](Operands& o) {
                  declare_layer(o);
@@ -299,11 +316,11 @@ std::vector<Operation> experts_operations() {
                               }}}},
         {.name = "grouped_linear_backward_weight",
          .computes = "dw_e = dy_eᵀ·x[row_token]_e",
-         .letters = {routed, experts, slots, width, depth},
-         .implementations = products,
+         .letters = {routed, experts, slots, skew, width, depth},
+         .implementations = grouped_products,
          .declare =
              [](Operands& o) {
-                 declare_grouping(o);
+                 declare_grouping(o, skewed);
                  o.normal("x", {o['M'], o['K']});
                  o.normal("dy", {o['M'] * o['k'], o['N']});
                  o.result("dw", {o['E'] * o['N'], o['K']}, DType::fp32, {.terms = o['M'] * o['k']});

@@ -10,7 +10,14 @@ namespace train_gpt {
 namespace {
 
 using linear_problem::cut_off_sums;
-using linear_problem::for_each_product;
+/// All ways to multiply matrices, and on the CPU the one that is chosen by itself, which may be one
+/// that linear layers do not have (panel_products.h).
+void for_each_product(const std::function<void(const KernelSettings&)>& check) {
+    linear_problem::for_each_product(check);
+    if (test_device().is_cuda()) return;
+    INFO("automatic");
+    check({});
+}
 
 /// How many rows each expert has.
 std::vector<int32_t> offsets_of(const std::vector<int64_t>& counts) {
@@ -264,22 +271,65 @@ TEST_CASE("grouped products of one expert have the bits of a linear layer's own 
     }
 }
 
-TEST_CASE("grouped products give the same bits in every run, and by own products with any threads",
-          "[cuda]") {
+TEST_CASE("grouped products give the same bits in every run, and with any threads", "[cuda]") {
     ON_EACH_DEVICE();
-    const KernelSettings own{.gemm = KernelSettings::Gemm::own};
     const int64_t most = device_is_simulated() ? 60 : 500;
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        for (const KernelSettings& settings :
+             {KernelSettings{.gemm = KernelSettings::Gemm::own}, KernelSettings{}}) {
+            const Experts layer(dtype, {random_int(0, most), 0, random_int(1, 20), most},
+                                8 * random_int(1, 50), 8 * random_int(1, 50));
+            check_thread_independence([&] {
+                const Buffer dw(DType::fp32, {layer.E, layer.N, layer.K}),
+                    dbias(DType::fp32, {layer.E, layer.N});
+                layer.backward_weight(settings, dw.sink(false), dbias.sink(false));
+                return layer.forward(settings)->bytes() + layer.backward_input(settings)->bytes() +
+                       dw.bytes() + dbias.bytes();
+            });
+        }
+}
+
+TEST_CASE("an expert's rows are computed alike whatever the other experts have") {
+    // Products that one expert shares no sum with depend on its own rows alone.
     for (const DType dtype : {DType::fp32, DType::bf16}) {
-        const Experts layer(dtype, {random_int(0, most), 0, random_int(1, 20), most},
-                            8 * random_int(1, 20), 8 * random_int(1, 20));
-        check_thread_independence([&] {
-            const Buffer dw(DType::fp32, {layer.E, layer.N, layer.K}),
-                dbias(DType::fp32, {layer.E, layer.N});
-            layer.backward_weight(own, dw.sink(false), dbias.sink(false));
-            return layer.forward(own)->bytes() + layer.backward_input(own)->bytes() + dw.bytes() +
-                   dbias.bytes();
-        });
+        const int64_t rows = random_int(1, 600), N = 8 * random_int(1, 60),
+                      K = 8 * random_int(1, 60);
+        const Experts both(dtype, {rows, random_int(0, 400)}, N, K, false);
+        Experts alone(dtype, {rows}, N, K, false);
+        for (size_t i = 0; i < static_cast<size_t>(rows * K); ++i)
+            alone.x.set(i, static_cast<float>(both.x[i]));
+        for (size_t i = 0; i < static_cast<size_t>(rows * N); ++i)
+            alone.dy.set(i, static_cast<float>(both.dy[i]));
+        for (size_t i = 0; i < static_cast<size_t>(N * K); ++i)
+            alone.w.set(i, static_cast<float>(both.w[i]));
+        const auto dw_of = [](const Experts& layer) {
+            const Buffer dw(DType::fp32, {layer.E, layer.N, layer.K});
+            layer.backward_weight({}, dw.sink(false), {});
+            return dw.bytes();
+        };
+        CAPTURE(name_of(dtype), rows, both.R, N, K);
+        const auto begins_with = [](const std::string& all, const std::string& first) {
+            return all.starts_with(first);
+        };
+        CHECK(begins_with(both.forward({}, false)->bytes(), alone.forward({}, false)->bytes()));
+        CHECK(begins_with(both.backward_input({})->bytes(), alone.backward_input({})->bytes()));
+        CHECK(begins_with(dw_of(both), dw_of(alone)));
     }
+}
+
+TEST_CASE("gradients of experts' weights that bypass the caches are those that do not") {
+    // More than fit into a cache: 40 experts of 512 × 512.
+    const int64_t E = 40, N = 512, K = 512;
+    std::vector<int64_t> counts(static_cast<size_t>(E), 0);
+    for (int i = 0; i < 6; ++i)
+        counts[static_cast<size_t>(random_int(0, E - 1))] = random_int(1, 9);
+    counts[0] = random_int(1, 3);
+    const Experts layer(DType::bf16, counts, N, K, false);
+    const Buffer dw(DType::fp32, {E, N, K}), zeros(DType::fp32, {E, N, K});
+    std::fill_n(zeros.as<float>(), E * N * K, 0.0f);
+    layer.backward_weight({}, dw.sink(false), {});
+    layer.backward_weight({}, zeros.sink(true), {});
+    CHECK((dw.bytes() == zeros.bytes()));
 }
 
 TEST_CASE("grouped products take tensors that begin at any element", "[cuda]") {
