@@ -20,8 +20,9 @@ struct ClampedSwiglu {
     bool operator==(const ClampedSwiglu&) const = default;
 };
 
-/// out = silu(gate) ⊙ up, or the clamped form, computed in fp32. gate_up [M, 2F] holds gate in the first F columns of a
-/// row and up in the last F; out [M, F]; fp32 or bf16, both alike. out may not overlap gate_up.
+/// out = silu(gate) ⊙ up, or the clamped form, computed in fp32. gate_up [M, 2F] holds gate in the
+/// first F columns of a row and up in the last F; out [M, F]; fp32 or bf16, both alike. out may not
+/// overlap gate_up.
 struct SwigluForward {
     Tensor out, gate_up;
     std::optional<ClampedSwiglu> clamped = {};
