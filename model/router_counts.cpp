@@ -9,19 +9,16 @@
 
 namespace train_gpt {
 
-namespace {
-
-int64_t routers_of(const DecoderSpec& spec) {
-    int64_t n = 0;
-    for (int i = 0; i < spec.n_layer; ++i) n += spec.has_experts(i);
-    return n;
+std::vector<int> expert_layers(const DecoderSpec& spec) {
+    std::vector<int> layers;
+    for (int i = 0; i < spec.n_layer; ++i)
+        if (spec.has_experts(i)) layers.push_back(i);
+    return layers;
 }
-
-}  // namespace
 
 RouterCounts::RouterCounts(const DecoderSpec& spec, int64_t micro_batches, bool is_alone,
                            Arena& arena)
-    : routers_(routers_of(spec)),
+    : routers_(std::ssize(expert_layers(spec))),
       n_expert_(spec.experts.n_expert),
       has_bias_(spec.experts.selection_bias),
       device_(arena.device()) {
@@ -32,12 +29,13 @@ RouterCounts::RouterCounts(const DecoderSpec& spec, int64_t micro_batches, bool 
     const auto take = [&](DType dtype, int64_t rows, Purpose purpose) {
         return arena.tensor(dtype, {rows, n_expert_}, purpose);
     };
-    totals_ = take(DType::int32, 2 * routers_, Purpose::workspaces);
+    const int64_t rows = 2 * routers_ + (routers_ + n_expert_ - 1) / n_expert_;
+    totals_ = take(DType::int32, rows, Purpose::workspaces);
     last_ = take(DType::int32, routers_, Purpose::workspaces);
     load_ = take(DType::fp32, routers_, Purpose::workspaces);
     biases_ = take(DType::fp32, routers_, Purpose::workspaces);
     all_biases_ = is_alone ? biases_ : take(DType::fp32, routers_, Purpose::workspaces);
-    host_totals_ = take(DType::int32, 4 * routers_, Purpose::staging);
+    host_totals_ = take(DType::int32, 2 * rows, Purpose::staging);
     host_biases_ = take(DType::fp32, 2 * routers_, Purpose::staging);
     if (arena.is_counting()) return;
     const std::vector<float> none(static_cast<size_t>(biases_.numel()),
@@ -50,10 +48,15 @@ void RouterCounts::begin_step(Stream& stream) {
     if (routers_ > 0) clear(stream, totals_.data, totals_.bytes());
 }
 
+Tensor RouterCounts::not_finite(int router) const {
+    return {totals_.as<int32_t>() + 2 * routers_ * n_expert_ + router, DType::int32, {1, 1}};
+}
+
 void RouterCounts::add(Stream& stream, int router, Tensor counts, Tensor probabilities,
                        int64_t tokens) {
     count_routes(stream, {.chosen = chosen(router),
                           .mass = totals_.row_range(routers_ + router, 1),
+                          .not_finite = not_finite(router),
                           .counts = counts,
                           .probabilities = probabilities,
                           .unit = unit_ / static_cast<float>(tokens)});
@@ -97,7 +100,7 @@ void RouterCounts::set_last_counts(const std::vector<int32_t>& counts) {
 
 void RouterCounts::copy_to_host(Stream& stream, int place) {
     if (routers_ == 0) return;
-    copy(stream, host_totals_.row_range(place * 2 * routers_, 2 * routers_).data, totals_.data,
+    copy(stream, host_totals_.row_range(place * totals_.rows(), totals_.rows()).data, totals_.data,
          totals_.bytes());
     if (has_bias_)
         copy(stream, host_biases_.row_range(place * routers_, routers_).data, all_biases_.data,
@@ -107,10 +110,11 @@ void RouterCounts::copy_to_host(Stream& stream, int place) {
 RouterReport RouterCounts::report(int place) const {
     if (routers_ == 0) return {};
     const int64_t n = routers_ * n_expert_;
-    const int32_t* const totals = host_totals_.as<int32_t>() + place * 2 * n;
+    const int32_t* const totals = host_totals_.as<int32_t>() + place * totals_.numel();
     RouterReport report{.n_expert = static_cast<int>(n_expert_),
                         .chosen = {totals, totals + n},
-                        .mass = {totals + n, totals + 2 * n}};
+                        .mass = {totals + n, totals + 2 * n},
+                        .not_finite = {totals + 2 * n, totals + 2 * n + routers_}};
     if (has_bias_) {
         const float* const biases = host_biases_.as<float>() + place * n;
         report.biases.assign(biases, biases + n);

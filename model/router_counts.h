@@ -25,13 +25,18 @@ struct RouterLosses {
     float z_loss = 0;
 };
 
-/// The counts of a step on the host. All are [routers, n_expert], in the order of the layers that
-/// have experts.
+/// The layers that have experts, in order: router r belongs to expert_layers(spec)[r].
+std::vector<int> expert_layers(const DecoderSpec& spec);
+
+/// The counts of a step on the host. Those of experts are [routers, n_expert], in the order of the
+/// layers that have experts.
 struct RouterReport {
     int n_expert = 0;
     std::vector<int32_t> chosen = {};  // how often each expert was chosen
     std::vector<int32_t> mass = {};    // Σ of its probability, in a unit that is the same for all
     std::vector<float> biases = {};    // its selection bias in the step; empty if there are none
+    // Of each router: in how many sequences its probabilities were not finite
+    std::vector<int32_t> not_finite = {};
 
     int64_t routers() const { return n_expert > 0 ? std::ssize(chosen) / n_expert : 0; }
 };
@@ -60,6 +65,8 @@ class RouterCounts {
     Tensor load(int router) const { return load_.row_range(router, 1); }
     /// Its counts in this step, int32 [1, E].
     Tensor chosen(int router) const { return totals_.row_range(router, 1); }
+    /// How many of its sequences in this step had probabilities that are not finite, int32 [1, 1].
+    Tensor not_finite(int router) const;
     /// Where its selection bias is kept in fp32, [1, E].
     Tensor bias(int router) const { return biases_.row_range(router, 1); }
 
@@ -77,7 +84,8 @@ class RouterCounts {
     bool has_bias_ = false;
     float unit_ = 1;  // of mass
     Device device_;
-    Tensor totals_;               // int32 [2·routers, E]: chosen, and mass
+    // int32: [2·routers, E], chosen and mass; and not_finite [routers], in whole rows
+    Tensor totals_;
     Tensor last_, load_;          // of the last step: int32 and fp32 [routers, E]
     Tensor biases_, all_biases_;  // fp32 [routers, E]: −∞ of routers on other ranks; and of all
     Tensor host_totals_, host_biases_;  // of two steps

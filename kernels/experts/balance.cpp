@@ -20,12 +20,15 @@ void count_routes(Stream& stream, const CountRoutes& args) {
     assert(args.counts.rows() == args.probabilities.rows());
     TRAIN_GPT_ON_CUDA(stream.device, count_routes(stream, args));
     const int64_t E = args.chosen.numel();
-    for (int64_t s = 0; s < args.counts.rows(); ++s)
+    for (int64_t s = 0; s < args.counts.rows(); ++s) {
+        *args.not_finite.as<int32_t>() +=
+            !is_finite_probability(args.probabilities.as<float>()[s * E]);
         for (int64_t i = 0; i < E; ++i) {
             args.chosen.as<int32_t>()[i] += args.counts.as<int32_t>()[s * E + i];
             args.mass.as<int32_t>()[i] +=
                 mass_of(args.probabilities.as<float>()[s * E + i], args.unit);
         }
+    }
 }
 
 void balance_biases(Stream& stream, const std::vector<BalanceSegment>& segments, float rate,

@@ -14,10 +14,12 @@ namespace train_gpt {
 /// Adds a micro-batch to a router's sums over a step, all of E experts:
 ///   chosen += Σ_s counts[s]
 ///   mass   += Σ_s round(probabilities[s] · unit)
-/// chosen, mass int32 [1, E]; counts int32 [S, E] and probabilities fp32 [S, E] as Route writes
-/// them.
+///   not_finite += how many sequences s have probabilities that are not finite
+/// chosen, mass int32 [1, E]; not_finite int32 [1, 1]; counts int32 [S, E] and probabilities fp32
+/// [S, E] as Route writes them: those of a sequence are finite, or none is. One that is not finite
+/// adds nothing to mass.
 struct CountRoutes {
-    Tensor chosen, mass, counts, probabilities;
+    Tensor chosen, mass, not_finite, counts, probabilities;
     float unit = 1;
 };
 void count_routes(Stream& stream, const CountRoutes& args);
@@ -50,6 +52,7 @@ constexpr int32_t mass_of(float probabilities, float unit) {
     const float mass = probabilities * unit + 0.5f;
     return mass >= 1 ? static_cast<int32_t>(mass) : 0;  // 0 for a NaN
 }
+constexpr bool is_finite_probability(float p) { return p - p == 0; }
 constexpr int direction_of(int32_t chosen, int64_t total, int64_t E) {
     return (total > E * chosen) - (total < E * chosen);
 }

@@ -1,6 +1,8 @@
 #include "kernels/experts/balance.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "kernels/experts/route.h"
@@ -39,24 +41,35 @@ TEST_CASE("a router's counts of micro-batches are added up in integers", "[kerne
             mass_before(mass.values().begin(), mass.values().end());
         std::vector<double> expected(static_cast<size_t>(E));
         std::vector<int32_t> counted(static_cast<size_t>(E));
+        const auto not_finite = random_counts(1, 10);
+        int32_t bad = not_finite.values()[0];
         TestStream stream;
         for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
             const auto counts = random_counts(S * E, 100);
             std::vector<float> p(static_cast<size_t>(S * E));
             for (float& value : p) value = static_cast<float>(random_int(0, 1 << 20)) / (1 << 20);
+            for (int64_t s = 0; s < S; ++s)
+                if (random_int(0, 3) == 0) {
+                    constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+                    std::fill_n(p.begin() + s * E, E, nan);
+                    ++bad;
+                }
             const Buffer probabilities(DType::fp32, {S, E}, p);
             count_routes(stream, {.chosen = matrix(chosen, 1, E),
                                   .mass = matrix(mass, 1, E),
+                                  .not_finite = matrix(not_finite, 1, 1),
                                   .counts = matrix(counts, S, E),
                                   .probabilities = probabilities,
                                   .unit = unit});
             for (int64_t i = 0; i < S * E; ++i) {
                 const auto e = static_cast<size_t>(i % E);
                 counted[e] += counts.values()[static_cast<size_t>(i)];
-                expected[e] += std::floor(double{p[static_cast<size_t>(i)]} * unit + 0.5);
+                if (const double value = p[static_cast<size_t>(i)]; std::isfinite(value))
+                    expected[e] += std::floor(value * unit + 0.5);
             }
         }
         CAPTURE(E, S, unit);
+        CHECK(not_finite.values()[0] == bad);
         for (size_t e = 0; e < expected.size(); ++e) {
             CHECK(chosen.values()[e] == chosen_before[e] + counted[e]);
             // fp32 rounds p·unit + 0.5, by 2⁻²⁴ of it.
