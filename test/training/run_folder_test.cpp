@@ -166,7 +166,7 @@ TEST_CASE("metrics are one JSON object a line, whatever the numbers and texts", 
     const double nan = std::numeric_limits<double>::quiet_NaN(),
                  infinity = std::numeric_limits<double>::infinity();
     log.write(1, {{"loss", 1.0 / 3}, {"text", std::string("\"quoted\"\n\xff\\")}});
-    log.write(2, {{"loss", nan}, {"norm", -infinity}});
+    log.write(2, {{"loss", nan}, {"norm", -infinity}, {"list", std::vector{2.0, nan, 1.0 / 3}}});
     const std::string text = read(directory / "metrics.jsonl");
     const size_t end = text.find('\n');
     const Json first = Json::parse(text.substr(0, end)), second = Json::parse(text.substr(end + 1));
@@ -175,6 +175,7 @@ TEST_CASE("metrics are one JSON object a line, whatever the numbers and texts", 
     CHECK(text.starts_with("{\"step\":1,"));
     CHECK(second.at("loss").is_null());
     CHECK(second.at("norm").is_null());
+    CHECK(contains(text, "\"list\":[2,null,0.33"));
 
     // What is read back, by name; null is NaN.
     std::vector<MetricsRecord> records;
@@ -190,6 +191,11 @@ TEST_CASE("metrics are one JSON object a line, whatever the numbers and texts", 
     CHECK(std::get<std::string>(fields[0].at("text")) == first.at("text").get<std::string>());
     CHECK(std::isnan(std::get<double>(fields[1].at("loss"))));
     CHECK(std::isnan(std::get<double>(fields[1].at("norm"))));
+    const auto list = std::get<std::vector<double>>(fields[1].at("list"));
+    REQUIRE(list.size() == 3);
+    CHECK(list[0] == 2);
+    CHECK(std::isnan(list[1]));
+    CHECK(list[2] == 1.0 / 3);
 }
 
 TEST_CASE("a resumed run keeps the metrics up to its step and drops what comes again",

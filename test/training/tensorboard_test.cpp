@@ -55,10 +55,12 @@ class Start {
     void run(int64_t last) {
         while (step_ < last) {
             ++step_;
-            log_.write(step_, {{"loss", loss(step_)},
-                               {"compute_ms", 6.0},
-                               {"data_wait_ms", 2.0},
-                               {"loss/two words", 0.5}});
+            log_.write(step_,
+                       {{"loss", loss(step_)},
+                        {"compute_ms", 6.0},
+                        {"data_wait_ms", 2.0},
+                        {"loss/two words", 0.5},
+                        {"router_idle/layers", std::vector{2.0, std::nan(""), loss(step_)}}});
             if (step_ % 3 == 0)
                 log_.write(step_,
                            {{"val_loss", -loss(step_)}, {"task/piqa/accuracy", -loss(step_)}},
@@ -92,6 +94,10 @@ void check_board(const fs::path& folder, int64_t last, bool with_texts = true) {
     CHECK(board.scalars.at("time/compute_share") == shares);
     CHECK(board.scalars.at("memory/GiB_per_rank") == memories);
     CHECK(board.scalars.at("sources/loss/two words").size() == losses.size());
+    // A list has a tag for each number.
+    CHECK(board.scalars.at("router/idle/0").size() == losses.size());
+    CHECK_FALSE(board.scalars.contains("router/idle/1"));
+    CHECK(board.scalars.at("router/idle/2") == losses);
     if (!evaluations.empty()) {
         CHECK(board.scalars.at("validation/loss") == evaluations);
         CHECK(board.scalars.at("task/piqa/accuracy") == evaluations);

@@ -1,7 +1,9 @@
 #include "training/watch/metrics.h"
 
+#include <cmath>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include "base/json_text.h"
 #include "training/watch/step_lines.h"
@@ -74,10 +76,32 @@ double prepare_file(const fs::path& run_dir, std::optional<int64_t> resume_step)
 JsonLinesSink::JsonLinesSink(const fs::path& run_dir, std::optional<int64_t> resume_step)
     : kept_seconds_(prepare_file(run_dir, resume_step)), file_(run_dir / file_name) {}
 
+namespace {
+
+/// Whole numbers of a list are written as such: "3" rather than "3.0".
+Json list_of(const std::vector<double>& values) {
+    Json list = Json::array();
+    for (const double value : values)
+        if (const auto whole = static_cast<int64_t>(value); std::abs(value) < 1e9 && whole == value)
+            list.push_back(whole);
+        else
+            list.push_back(value);
+    return list;
+}
+
+double number_in(const Json& value) {
+    return value.is_number() ? value.get<double>() : std::nan("");
+}
+
+}  // namespace
+
 void JsonLinesSink::write(const MetricsRecord& record) {
     Json json{{"step", record.step}};
     for (const auto& [name, value] : record.fields)
-        std::visit([&, &key = name](const auto& v) { json[key] = v; }, value);
+        if (const auto* list = std::get_if<std::vector<double>>(&value))
+            json[name] = list_of(*list);
+        else
+            std::visit([&, &key = name](const auto& v) { json[key] = v; }, value);
     file_.append(to_text(json) + '\n');
 }
 
@@ -91,10 +115,14 @@ void read_metrics(const fs::path& run_dir, const std::function<void(const Metric
             else if (value.is_number_integer())
                 record.fields.emplace_back(key, value.get<int64_t>());
             else if (value.is_number() || value.is_null())
-                record.fields.emplace_back(key,
-                                           value.is_null() ? std::nan("") : value.get<double>());
+                record.fields.emplace_back(key, number_in(value));
             else if (value.is_string())
                 record.fields.emplace_back(key, value.get<std::string>());
+            else if (value.is_array()) {
+                std::vector<double> list;
+                for (const Json& element : value) list.push_back(number_in(element));
+                record.fields.emplace_back(key, std::move(list));
+            }
             if (key == "val_loss") record.kind = MetricsRecord::Kind::evaluation;
         }
         take(record);

@@ -22,7 +22,8 @@ namespace train_gpt {
 /// The measurements of one step or one evaluation. docs/running.md describes the fields.
 struct MetricsRecord {
     enum class Kind { training_step, evaluation };
-    using Value = std::variant<int64_t, double, std::string>;
+    /// A list has a number for each layer of the model.
+    using Value = std::variant<int64_t, double, std::string, std::vector<double>>;
     using Fields = std::vector<std::pair<std::string, Value>>;
 
     Kind kind = Kind::training_step;
@@ -46,7 +47,7 @@ class MetricsSink {
 };
 
 /// metrics.jsonl (JSON Lines). Every line is one valid JSON object: the step and the fields. NaN
-/// and infinities are written as null.
+/// and infinities are written as null, also in lists.
 class JsonLinesSink : public MetricsSink {
   public:
     /// Keeps the lines of steps <= resume_step of an earlier run in this folder. Drops the lines of
@@ -67,7 +68,7 @@ class JsonLinesSink : public MetricsSink {
 };
 
 /// Calls `take` with each record in a run folder's metrics.jsonl; a long run has too many of them
-/// to be in memory at once. Null is NaN.
+/// to be in memory at once. Null is NaN, also in lists.
 void read_metrics(const std::filesystem::path& run_dir,
                   const std::function<void(const MetricsRecord&)>& take);
 

@@ -7,6 +7,7 @@
 
 #include "model/families/family.h"
 #include "training/plan/datasheet.h"
+#include "training/watch/router_figures.h"
 
 namespace train_gpt {
 
@@ -127,8 +128,11 @@ void StepLog::write(const StepReport& r, const StepOutcome& outcome) {
         fields.emplace_back("rounded_to_zero", static_cast<double>(outcome.state.lost) /
                                                    elements_of_step(start_, r.step - 1));
     }
-    const MetricsLog::Fields more = fields_of_data(r.step, outcome.sums);
-    fields.insert(fields.end(), more.begin(), more.end());
+    const DecoderSpec& spec = start_.data.spec();
+    for (const MetricsLog::Fields& more :
+         {fields_of_data(r.step, outcome.sums),
+          router_fields(outcome.routers, expert_layers(spec), spec.n_layer)})
+        fields.insert(fields.end(), more.begin(), more.end());
     metrics_.write(r.step, fields);
 }
 

@@ -1,6 +1,7 @@
 #include "training/watch/tensorboard.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -55,7 +56,8 @@ fs::path next_file(const fs::path& folder, const std::vector<fs::path>& files) {
     return folder / concat(prefix, std::max(static_cast<int64_t>(wall_time()), after), suffix);
 }
 
-/// Where TensorBoard shows the fields of metrics.jsonl; nowhere: not at all.
+/// Where TensorBoard shows the fields of metrics.jsonl; nowhere: not at all. A list's numbers are
+/// below this tag.
 std::string tag_of(const std::string& field) {
     static const std::map<std::string, std::string> tags{
         {"loss", "train/loss"},
@@ -72,6 +74,12 @@ std::string tag_of(const std::string& field) {
         {"hellaswag", "hellaswag/accuracy"},
         {"hellaswag_normalised", "hellaswag/accuracy_normalised"},
         {"passes", "train/passes"},
+        {"router_load", "router/load"},
+        {"router_idle", "router/idle"},
+        {"router_load/layers", "router/load"},
+        {"router_idle/layers", "router/idle"},
+        {"router_entropy/layers", "router/entropy"},
+        {"router_bias_range/layers", "router/bias_range"},
         {"tokens", ""},
         {"seconds", ""},
         {"val_tokens", ""}};
@@ -249,6 +257,11 @@ std::vector<std::string> TensorBoardSink::values_of(const MetricsRecord& record)
     std::vector<std::pair<std::string, double>> parts;  // of a step, in ms
     for (const auto& [name, value] : record.fields) {
         if (std::holds_alternative<std::string>(value)) continue;
+        if (const auto* list = std::get_if<std::vector<double>>(&value)) {
+            for (size_t i = 0; i < list->size(); ++i)
+                if (std::isfinite((*list)[i])) add(concat(tag_of(name), "/", i), (*list)[i]);
+            continue;
+        }
         const double number = std::holds_alternative<double>(value)
                                   ? std::get<double>(value)
                                   : static_cast<double>(std::get<int64_t>(value));
