@@ -166,7 +166,7 @@ void Run::settle_until(int64_t may_remain) {
         const auto targets = static_cast<double>(start_.schedule.tokens_of(number - 1));
         checkpoints_.add_loss(number, outcome.sums.loss / targets);
         if (outcome.state.stop) {  // neither this update nor a later one was applied
-            bad_parameter_ = trainer.optimizer.bad_parameter(outcome.state);
+            bad_step_ = outcome;
             steps_after_bad_ = in_flight_;
             ending_ = Ending::not_finite;
             step_ = number - 1;
@@ -177,7 +177,7 @@ void Run::settle_until(int64_t may_remain) {
             ending_ = out_of_time() && !interrupted() ? Ending::out_of_time : Ending::interrupted;
         if (outcome.state.spike)
             reports_.progress.warn(describe_spike(start_, parts_.loader, number, outcome));
-        reports_.log.add(number, outcome, trainer.clock);
+        reports_.add(number, outcome, trainer.clock);
     }
 }
 
@@ -378,8 +378,8 @@ int Run::finish() {
     const std::string saved = checkpoints_.describe_saved(step_, trouble);
     if (ending_ == Ending::not_finite)
         throw SharedError(
-            "the gradient of step ", step_ + 1, " is not finite (first in ", bad_parameter_,
-            describe_not_finite(start_, parts_.loader, step_, steps_after_bad_),
+            "the gradient of step ", step_ + 1, " is not finite (first in ",
+            describe_not_finite(start_, parts_.loader, step_, steps_after_bad_, bad_step_),
             "), so its update was not applied; ", saved, checkpoints_.describe_sane(step_));
     checkpoints_.end_losses();
     if (damage) throw SharedError(damage->message, "; ", saved);

@@ -150,7 +150,7 @@ class Run {
     Ending ending_ = Ending::finished;
     std::map<std::string, int64_t> sent_before_;  // bytes sent when the step began
     int64_t steps_after_bad_ = 0;                 // steps that had begun when it was seen
-    std::string bad_parameter_;                   // the parameter whose gradient was not finite
+    StepOutcome bad_step_;                        // whose gradient was not finite
     std::optional<TestFlip> flip_;
 };
 

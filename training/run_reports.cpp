@@ -95,6 +95,13 @@ RunReports::RunReports(const RunStart& start, Progress& to)
       log(start, progress, metrics),
       fingerprints(start.given.run_dir, start.resume_step(), start.given.log.fingerprint_every > 0,
                    start.on_first_rank()),
+      routers(start.given.run_dir, start.resume_step(),
+              {.layers = expert_layers(start.data.spec()),
+               .n_layer = start.data.spec().n_layer,
+               .steps = start.schedule.steps(),
+               .writes = start.on_first_rank()}),
+      collapses(expert_layers(start.data.spec()), start.data.spec().experts.n_expert_per_token,
+                start.config),
       history(start.given.run_dir, start.on_first_rank()),
       page(start.given.run_dir, start.on_first_rank(), progress) {
     if (start.on_first_rank() && start.given.log.tensorboard)
@@ -104,6 +111,13 @@ RunReports::RunReports(const RunStart& start, Progress& to)
                                      .memory = start.plan.total_bytes()}));
     const World& world = start.mesh.world();
     history.start(start, world.all_gather(world.host()));
+}
+
+void RunReports::add(int64_t number, const StepOutcome& outcome, StepClock& clock) {
+    routers.add(number, outcome.routers);
+    if (const std::string line = collapses.add(number, outcome.routers); !line.empty())
+        progress.warn(line);
+    log.add(number, outcome, clock);
 }
 
 }  // namespace train_gpt

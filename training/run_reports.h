@@ -4,9 +4,11 @@
 
 #include "training/report/report.h"
 #include "training/run_start.h"
+#include "training/watch/collapse_watch.h"
 #include "training/watch/fingerprint_log.h"
 #include "training/watch/metrics.h"
 #include "training/watch/progress.h"
+#include "training/watch/router_log.h"
 #include "training/watch/run_history.h"
 #include "training/watch/step_log.h"
 
@@ -23,10 +25,15 @@ struct RunReports {
     /// first one writes. `start` and `progress` must live longer.
     RunReports(const RunStart& start, Progress& progress);
 
+    /// Records a finished step, as StepLog::add() does, and warns if experts have collapsed.
+    void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
+
     Progress& progress;
     MetricsLog metrics;  // metrics.jsonl and, if it is wanted, TensorBoard's events
     StepLog log;
     FingerprintLog fingerprints;
+    RouterLog routers;
+    CollapseWatch collapses;
     RunHistory history;
     LiveReport page;
 };

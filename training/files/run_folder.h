@@ -7,6 +7,7 @@
 //   choices.json       what the run chose by itself: kept_choices.h
 //   metrics.jsonl      one JSON object per line, for training steps and evaluations: metrics.h
 //   fingerprints.jsonl hashes of the tensors after some steps: fingerprint_log.h
+//   routers.jsonl      how routers spread tokens over experts: router_log.h
 //   history.jsonl      when the run started, saved, sampled and ended: run_history.h
 //   report.html        a page about the run: report/report.h
 //   metrics.old.jsonl  the longest metrics.jsonl that a new run found here when there was no

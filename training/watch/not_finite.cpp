@@ -1,5 +1,6 @@
 #include "training/watch/not_finite.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -10,7 +11,7 @@
 namespace train_gpt {
 
 std::string describe_not_finite(const RunStart& start, const TrainLoader& loader, int64_t step,
-                                int64_t steps_ago) {
+                                int64_t steps_ago, const StepOutcome& outcome) {
     const int first_of_rank = loader.first_micro_batch(step - start.first_step());
     const std::vector<std::string> of_ranks = together(start.mesh.world(), [&] {
         const std::optional<int> own =
@@ -21,9 +22,21 @@ std::string describe_not_finite(const RunStart& start, const TrainLoader& loader
     for (size_t rank = 0; rank < of_ranks.size(); ++rank)
         if (const std::string& found = of_ranks[rank]; !found.empty())
             if (const std::pair here(std::stoi(found), rank); !first || here < *first) first = here;
-    if (!first) return "";
-    return concat(", in micro-batch ", first->first + 1, " of ", start.micro_batches_of(step),
-                  ", on rank ", first->second);
+    std::string text = start.trainer.optimizer.bad_parameter(outcome.state);
+    if (first)
+        text += concat(", in micro-batch ", first->first + 1, " of ", start.micro_batches_of(step),
+                       ", on rank ", first->second);
+    return text + describe_router_not_finite(expert_layers(start.data.spec()), outcome.routers);
+}
+
+std::string describe_router_not_finite(const std::vector<int>& layers, const RouterReport& report) {
+    const auto first =
+        std::ranges::find_if(report.not_finite, [](int32_t sequences) { return sequences > 0; });
+    if (first == report.not_finite.end()) return "";
+    return concat("; the router of layer ",
+                  layers[static_cast<size_t>(first - report.not_finite.begin())],
+                  " is the first with probabilities that are not finite, in ", *first,
+                  *first == 1 ? " sequence" : " sequences");
 }
 
 }  // namespace train_gpt

@@ -2,16 +2,23 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "dataloader/loader.h"
 #include "training/run_start.h"
 
 namespace train_gpt {
 
-/// ", in micro-batch 3 of 8, on rank 1": the first micro-batch, of those of all ranks, whose
-/// gradient was not finite in `step` (from 0), after which `steps_ago` others have begun. Empty if
-/// sums are not exact. All ranks call it, after all work on the device. `loader`: this rank's.
+/// "h.3.ln_1.weight, in micro-batch 3 of 8, on rank 1; the router of layer 3 is the first with …":
+/// the first tensor whose gradient was not finite in `step` (from 0), which had this outcome and
+/// after which `steps_ago` others have begun; if sums are exact, the first micro-batch of those of
+/// all ranks with such a gradient; and describe_router_not_finite(). All ranks call it, after all
+/// work on the device. `loader`: this rank's.
 std::string describe_not_finite(const RunStart& start, const TrainLoader& loader, int64_t step,
-                                int64_t steps_ago);
+                                int64_t steps_ago, const StepOutcome& outcome);
+
+/// "; the router of layer 3 is the first with probabilities that are not finite, in 2 sequences".
+/// Empty if there is no such router in the step. layers: the layer of each router.
+std::string describe_router_not_finite(const std::vector<int>& layers, const RouterReport& report);
 
 }  // namespace train_gpt
