@@ -29,8 +29,19 @@ def check(condition, claim):
 # ---- Runs that are made up ----------------------------------------------------------------------------------------------------
 
 
-def make_run(folder, steps, seed, sources=(), layers=4):
-    """A run's folder with random metrics that look like those of a run; it was stopped and resumed in the middle."""
+def make_loads(rng, layers, experts, share):
+    """How often each expert was chosen, in thousandths of the mean: uneven, and more so in later layers. share: of the run that is done."""
+    loads = []
+    for layer in range(layers):
+        spread = 0.2 + (2.5 * share if layer % 7 == 5 else 1.2 * (1 - share))
+        weights = [math.exp(rng.gauss(0, spread)) for _ in range(experts)]
+        loads.append([round(1000 * experts * w / sum(weights)) if w > 0.05 else 0 for w in weights])
+    return loads
+
+
+def make_run(folder, steps, seed, sources=(), layers=4, experts=0):
+    """A run's folder with random metrics that look like those of a run; it was stopped and resumed in the middle. experts: of each layer but
+    the first one."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -62,6 +73,8 @@ def make_run(folder, steps, seed, sources=(), layers=4):
             }
             for i, source in enumerate(sources):
                 line[f"loss/{source}"] = loss + i - 0.5 + rng.gauss(0, 0.1)
+            if experts:
+                line["router_load"], line["router_idle"] = 1 + rng.expovariate(1), rng.randrange(experts)
             line["seconds"] = seconds
             metrics.write(json.dumps(line) + "\n")
             if step % max(1, steps // 20) == 0:
@@ -72,6 +85,10 @@ def make_run(folder, steps, seed, sources=(), layers=4):
                 history.append({"event": "end", "step": step, "time": 1772370000, "reason": "SIGTERM", "code": 75})
                 history.append(dict(start, step=step, resumes=True, time=1772380000))
     history.append({"event": "end", "step": steps, "time": 1772390000, "reason": "complete", "code": 0})
+    if experts:
+        with open(folder / "routers.jsonl", "w") as file:
+            for step in range(max(1, steps // 100), steps + 1, max(1, steps // 100)):
+                file.write(json.dumps({"step": step, "load": [None] + make_loads(rng, layers - 1, experts, step / steps)}) + "\n")
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in history))
     return folder
 
@@ -112,6 +129,18 @@ if (buttons.length) {
     seen.hidden = !document.querySelector('path[data-run="0"]') && !!document.querySelector('path[data-run="1"]');
     buttons[0].click();
     seen.back = !!document.querySelector('path[data-run="0"]');
+}
+seen.loads = [];
+for (const slider of document.querySelectorAll('.time input')) {
+    const host = slider.closest('section').querySelector('.heat'), frame = () => host.getBoundingClientRect();
+    for (const place of [0, Math.floor(slider.max / 2), +slider.max]) {
+        slider.value = place;
+        slider.dispatchEvent(new Event('input'));
+        const map = host.querySelector('svg');
+        host.dispatchEvent(new PointerEvent('pointermove', {clientX: frame().left + 60, clientY: frame().top + 24, bubbles: true}));
+        seen.loads.push({run: +map.dataset.heat, step: +map.dataset.step, said: slider.nextElementSibling.textContent, tip: host.querySelector('.tip').innerText,
+            cells: [...map.querySelectorAll('path')].map(path => [+path.dataset.level, path.getAttribute('d')])});
+    }
 }
 seen.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
 seen.errors = window.errorsSeen;
@@ -211,6 +240,33 @@ def check_points(name, drawing, folders):
     check(compared >= 3 * len(folders), f"{name}: curves were compared ({compared})")
 
 
+def level_of(load):
+    """The level with which a load is drawn (training/report/router_picture.h)."""
+    return min(63, max(1, round(32 + 6 * math.log2(load / 1000)))) if load else 0
+
+
+def check_loads(name, seen, folders):
+    """Each drawn cell is a load of routers.jsonl, in the place of its layer and expert."""
+    for i, folder in enumerate(folders):
+        maps = [map_ for map_ in seen["loads"] if map_["run"] == i]
+        if not (folder / "routers.jsonl").exists():
+            check(not maps, f"{name}: a run without experts has no map of their loads")
+            continue
+        written = {line["step"]: [layer for layer in line["load"] if layer] for line in map(json.loads, open(folder / "routers.jsonl"))}
+        check(len(maps) == 3 and maps[0]["step"] == min(written) and maps[2]["step"] == max(written), f"{name}: loads of the first and last step")
+        for map_ in maps:
+            loads = written[map_["step"]]
+            cells = sorted((float(y), float(x), level) for level, path in map_["cells"] for x, y in re.findall(r"M([-\d.]+) ([-\d.]+)", path))
+            wanted = [level_of(load) for layer in loads for load in layer]
+            drawn = [level for _, _, level in cells]
+            # A load between two levels may be rounded to either.
+            check(len(drawn) == len(wanted) and all(abs(a - b) <= (a > 0) * (b > 0) for a, b in zip(drawn, wanted)) and
+                  sum(a != b for a, b in zip(drawn, wanted)) <= 0.01 * len(wanted), f"{name}: the loads of step {map_['step']} are drawn")
+            check(map_["said"] == f"step {map_['step']:,}", f"{name}: the slider names its step: {map_['said']!r}")
+            check("layer 1, expert " in map_["tip"] and ("times the mean" in map_["tip"] or "never chosen" in map_["tip"]),
+                  f"{name}: pointing shows a load: {map_['tip']!r}")
+
+
 def check_page(browser, folder, name, folders, program):
     page = folder / f"{name}.html"
     done = subprocess.run([program, "report", *map(str, folders), "--out", str(page)], capture_output=True, text=True, check=False)
@@ -244,6 +300,7 @@ def check_page(browser, folder, name, folders, program):
     if len(folders) > 1:
         check(seen["buttons"] == len(folders) and seen["hidden"] and seen["back"], f"{name}: runs can be hidden and shown")
     check_points(name, drawing, folders)
+    check_loads(name, seen, folders)
     without = Drawing(re.sub(r"<script.*?</script>", "", text, flags=re.S))
     check(not without.plots and "<svg" in text, f"{name}: the loss is drawn without a script too")
     photograph(browser, folder, page)
@@ -289,7 +346,11 @@ def main():
         short = make_run(runs / "short", 400, seed, ("web", "code <b>"))
         long = make_run(runs / "long", 100_000, seed + 1, ("web", "books"))
         other = make_run(runs / "other", 60_000, seed + 2, layers=6)
+        small = make_run(runs / "small", 2000, seed + 3, layers=5, experts=8)
+        large = make_run(runs / "large", 30_000, seed + 4, layers=48, experts=128)
         check_page(browser, folder, "one", [short], program)
+        check_page(browser, folder, "mixture", [large], program)
+        check_page(browser, folder, "mixtures", [small, short, large], program)
         check_page(browser, folder, "long", [long], program)
         check_page(browser, folder, "three", [long, other, short], program)
     print(f"{passed} passed, {failed} failed")

@@ -837,3 +837,68 @@ TEST_CASE("the picture has the points of the loss, and fits them into its frame"
                 .margin(0.2));
     CHECK(contains(loss_picture(opened({run.path(), other.path()})), "Loss of 2 runs"));
 }
+
+TEST_CASE("a page has the loads of experts at steps of the whole run, and follows the run",
+          "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {});
+    const std::string file = run.path() + "/routers.jsonl";
+    const int64_t E = random_int(1, 200), routers = random_int(1, 20), n = random_int(1, 120);
+    std::map<int64_t, std::vector<int64_t>> written;  // by step
+    std::string text;
+    for (int64_t step = 1; step <= n; ++step) {
+        nlohmann::json load = nlohmann::json::array();
+        load.push_back(nullptr);
+        for (int64_t r = 0; r < routers; ++r) {
+            std::vector<int64_t> of_layer;
+            for (int64_t e = 0; e < E; ++e)
+                of_layer.push_back(random_int(0, 3) == 0 ? 0 : random_int(1, 30'000));
+            load.push_back(of_layer);
+            auto& all = written[3 * step];
+            all.insert(all.end(), of_layer.begin(), of_layer.end());
+        }
+        text += nlohmann::json{{"step", 3 * step}, {"load", load}}.dump() + "\n";
+    }
+    write(file, text.substr(0, text.find('\n') + 1));
+    std::vector<RecordedRun> followed = opened({run.path()});
+    // Lines that no run wrote
+    write(file,
+          text + "{\"step\":4,\"load\":7}\n{\"step\":5,\"load\":[[1],[2,3]]}\n{\"step\":6}\n");
+    followed[0].update();
+    const std::string data = page_data(followed, 600);
+    CHECK(data == page_data(opened({run.path()}), 600));
+    const nlohmann::json of_run = nlohmann::json::parse(data)["runs"][0]["routers"];
+    CAPTURE(E, routers, n);
+    CHECK(of_run["experts"] == E);
+    REQUIRE(std::ssize(of_run["layers"]) == routers);
+    for (int64_t r = 0; r < routers; ++r) CHECK(of_run["layers"][static_cast<size_t>(r)] == r + 1);
+    const auto steps = of_run["steps"].get<std::vector<int64_t>>();
+    const auto most = std::max<int64_t>(1, 150 * 600 / (E * routers));
+    REQUIRE(std::ssize(steps) == std::min(n, most));
+    if (steps.size() > 1) CHECK(steps.front() == 3);
+    CHECK(steps.back() == 3 * n);
+    const std::string letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    for (size_t i = 0; i < steps.size(); ++i) {
+        if (i > 0) CHECK(steps[i] > steps[i - 1]);
+        const auto load = of_run["load"][i].get<std::string>();
+        const std::vector<int64_t>& wanted = written.at(steps[i]);
+        REQUIRE(load.size() == wanted.size());
+        for (size_t e = 0; e < wanted.size(); ++e) {
+            const auto letter = letters.find(load[e]);
+            CAPTURE(wanted[e], letter);
+            CHECK((letter == 0) == (wanted[e] == 0));
+            if (letter <= 1 || letter == 63) continue;  // 0, or beyond the scale
+            const double meant = 1000 * std::pow(2, (static_cast<double>(letter) - 32) / 6);
+            CHECK(std::abs(std::log2(static_cast<double>(wanted[e]) / meant)) <= 1.0001 / 12);
+        }
+    }
+    // Steps that were run again, and another model
+    write(file, text + "{\"step\":3,\"load\":[[1000,1000]]}\n");
+    const auto again =
+        nlohmann::json::parse(page_data(opened({run.path()}), 600))["runs"][0]["routers"];
+    CHECK(again ==
+          nlohmann::json::parse(R"({"layers":[0],"experts":2,"steps":[3],"load":["gg"]})"));
+    fs::remove(file);
+    CHECK(nlohmann::json::parse(page_data(opened({run.path()}), 600))["runs"][0]["routers"]
+              .is_null());
+}

@@ -123,6 +123,13 @@ const plots = [
             ...curve('limit', 'dashed', 'limit')],
         good: 'Good: flat, and near its limit, which is the rate at which this machine multiplies matrices and nothing else. Dips are waiting: ' +
             'for data, for other ranks, or for other programs.'},
+    {id: 'experts', title: 'Busiest expert', unit: 'load, as a multiple of the mean', format: fixed(2),
+        entries: [...curve('router_load', 'thin', 'each step'), ...curve('router_load_mean', 'mean', 'running mean')],
+        good: 'How often a step chose the expert that it chose most often, of all layers. Good: it falls towards 1 and stays there. If it rises ' +
+            'and stays high, a router sends most tokens to few experts, and the others learn little.'},
+    {id: 'idle', title: 'Idle experts', unit: 'experts, of all layers', format: fixed(0), zero: true,
+        entries: [...curve('router_idle', 'thin', 'each step'), ...curve('router_idle_mean', 'mean', 'running mean')],
+        good: 'Experts that a step chose for none of its tokens. Good: none after the first steps. What never gets a token never learns.'},
     {id: 'bits', title: 'Validation loss per byte', unit: 'bits per byte of text', format: fixed(4), entries: curve('val_bits_per_byte', 'dots', 'validation', {colour: 1}),
         good: 'The same validation loss for each byte of text, so that models with different tokenizers can be compared. Lower ' +
             'is better: it is the size to which the model could compress the text.'},
@@ -400,6 +407,61 @@ function memory() {
         `<span class="total">total</span><div></div><span class="figures total">${runs.map(run => bytes(total(run))).join('<br>')}</span></div>`);
 }
 
+// ---- The load of experts --------------------------------------------------------------------------------
+
+/// Letter n of a load stands for 0 or for 2^((n − 32) / 6) times the mean (router_picture.h).
+const letters = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_';
+const loadOf = level => level ? 2 ** ((level - 32) / 6) : 0;
+/// Above the mean in one colour, below it in another; full at 8 times and at an eighth. Idle experts stand out.
+const heat = level => level ? `color-mix(in oklab, var(${level > 32 ? '--c1' : '--c0'}) ${Math.min(100, Math.round(100 * Math.abs(level - 32) / 18))}%, var(--tint))` : 'var(--ink)';
+
+function loads(run, first) {
+    const {layers, experts, steps, load} = run.routers;
+    const node = section(several ? 'Load of experts: ' + run.name : 'Load of experts', !first ? '' :
+        'How often each expert of each layer was chosen in a step. Good: near the mean everywhere, in the last steps too. A layer that stays orange in a ' +
+        'few places and blue or empty in all others has collapsed: few experts get the tokens, and the others learn little.', true);
+    const item = (level, label) => `<span><svg viewBox="0 0 26 10"><rect style="fill:${heat(level)}" width="26" height="10"/></svg>${label}</span>`;
+    node.insertAdjacentHTML('beforeend', '<div class="legend">' + item(0, 'never chosen') +
+        [['1/8 and less', 14], ['1/4', 20], ['1/2', 26], ['the mean', 32], ['2 times', 38], ['4', 44], ['8 and more', 50]].map(([label, level]) => item(level, label)).join('') +
+        '</div><div><div class="chart heat"><div class="tip" hidden></div></div>' +
+        `<label class="time"><input type="range" min="0" max="${steps.length - 1}" value="${steps.length - 1}" aria-label="step"` +
+        `${steps.length < 2 ? ' hidden' : ''}><output></output></label></div>`);
+    const host = node.querySelector('.chart'), box = node.querySelector('.tip'), slider = node.querySelector('input');
+    let left = inset.left, cell = [1, 1], shown = '';
+    const draw = () => {
+        const i = +slider.value, width = Math.max(260, host.clientWidth || 700), right = width - inset.right;
+        const w = (right - left) / experts, h = Math.min(22, Math.max(6, 400 / layers.length)), base = inset.top + h * layers.length;
+        shown = load[i];
+        cell = [w, h];
+        const gap = Math.min(w, h) > 5 ? 1 : 0, paths = new Map();
+        [...shown].forEach((letter, at) => {
+            const level = letters.indexOf(letter), x = left + at % experts * w, y = inset.top + Math.floor(at / experts) * h;
+            paths.set(level, (paths.get(level) ?? '') + `M${x.toFixed(2)} ${y.toFixed(2)}h${(w - gap).toFixed(2)}v${(h - gap).toFixed(2)}h${(gap - w).toFixed(2)}z`);
+        });
+        const every = Math.ceil(13 / h), parts = [...paths].map(([level, d]) => `<path data-level="${level}" style="fill:${heat(level)}" d="${d}"/>`);
+        layers.forEach((layer, l) => { if (l % every === 0) parts.push(`<text x="${left - 8}" y="${inset.top + (l + 0.5) * h + 4}" text-anchor="end">${layer}</text>`); });
+        for (const e of ticks(0, experts - 1, Math.max(2, width / 110)).filter(Number.isInteger))
+            parts.push(`<text x="${left + (e + 0.5) * w}" y="${base + 15}" text-anchor="middle">${e}</text>`);
+        host.querySelector('svg')?.remove();
+        host.insertAdjacentHTML('afterbegin', `<svg viewBox="0 0 ${width} ${base + 34}" role="img" aria-label="Load of experts" data-heat="${runs.indexOf(run)}" ` +
+            `data-step="${steps[i]}">${parts.join('')}<text x="0" y="11">layer</text><text x="${right}" y="${base + 30}" text-anchor="end">expert</text></svg>`);
+        node.querySelector('output').textContent = 'step ' + grouped(steps[i]);
+    };
+    slider.addEventListener('input', () => { box.hidden = true; draw(); });
+    host.addEventListener('pointermove', event => {
+        const frame = host.getBoundingClientRect(), x = event.clientX - frame.left, y = event.clientY - frame.top;
+        const e = Math.floor((x - left) / cell[0]), l = Math.floor((y - inset.top) / cell[1]);
+        box.hidden = !(e >= 0 && e < experts && l >= 0 && l < layers.length);
+        if (box.hidden) return;
+        const level = letters.indexOf(shown[l * experts + e]);
+        box.innerHTML = `<b>layer ${layers[l]}, expert ${e}</b><br>` + (level ? `about ${loadOf(level).toPrecision(2)} times the mean` : 'never chosen');
+        box.style.left = Math.max(0, x + 14 + box.offsetWidth > frame.width ? x - 14 - box.offsetWidth : x + 14) + 'px';
+        box.style.top = y + 14 + 'px';
+    });
+    host.addEventListener('pointerleave', () => { box.hidden = true; });
+    return draw;
+}
+
 let drawnPoints = 0;
 const shownPlots = plots.filter(plot => plot.shares || plot.entries.length);
 shownPlots.forEach((plot, number) => {
@@ -411,10 +473,12 @@ shownPlots.forEach((plot, number) => {
     for (const entry of plot.entries) drawnPoints += entry.curve.y.length;
     listen(plot);
 });
+const mixtures = runs.filter(run => run.routers), heatMaps = mixtures.map((run, i) => loads(run, i === 0));
 memory();
 
 function drawAll() {
     for (const plot of shownPlots) draw(plot);
+    for (const drawLoads of heatMaps) drawLoads();
     document.getElementById('reset').disabled = !view;
 }
 function zoomTo(range) {

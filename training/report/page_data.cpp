@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "training/report/html_text.h"
+#include "training/report/router_picture.h"
 
 namespace train_gpt {
 
@@ -131,7 +132,8 @@ std::string marks_json(const RecordedRun& run) {
     return "[" + text + "]";
 }
 
-std::string run_json(const RecordedRun& run, int pixels) {
+std::string run_json(const RecordedRun& run, int pixels, size_t runs) {
+    constexpr size_t letters_per_pixel = 150;
     std::string curves;
     for (const auto& [name, curve] : curves_of(run, pixels))
         curves +=
@@ -139,12 +141,14 @@ std::string run_json(const RecordedRun& run, int pixels) {
                    ":{\"x\":", array_of_differences(curve.x), ",\"y\":", array_of(curve.y), "}");
     const Json clip = run.setting("optimizer.grad_clip");
     const Json words = run.last_start() ? run.last_start()->value("vocabulary", Json()) : Json();
-    return concat("{\"name\":", quoted(run.name()),
-                  ",\"clip\":", number(clip.is_number() ? clip.get<double>() : 0),
-                  ",\"vocabulary\":", number(words.is_number() ? words.get<double>() : 0),
-                  ",\"curves\":{", curves, "},\"shares\":",
-                  shares_of(run.training(), static_cast<size_t>(std::max(1, pixels / 4))),
-                  ",\"memory\":", memory_of(run), ",\"marks\":", marks_json(run), "}");
+    return concat(
+        "{\"name\":", quoted(run.name()),
+        ",\"clip\":", number(clip.is_number() ? clip.get<double>() : 0),
+        ",\"vocabulary\":", number(words.is_number() ? words.get<double>() : 0), ",\"curves\":{",
+        curves,
+        "},\"shares\":", shares_of(run.training(), static_cast<size_t>(std::max(1, pixels / 4))),
+        ",\"memory\":", memory_of(run), ",\"marks\":", marks_json(run), ",\"routers\":",
+        routers_json(run.routers(), letters_per_pixel * static_cast<size_t>(pixels) / runs), "}");
 }
 
 /// The scores of tasks, and the bands of one standard error around them.
@@ -187,7 +191,7 @@ std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int
     add_with_mean("loss", "loss_mean");
     for (const std::string& source : run.sources())
         add_with_mean("loss/" + source, "loss_mean/" + source);
-    for (const std::string name : {"grad_norm", "tokens_per_second"})
+    for (const std::string name : {"grad_norm", "tokens_per_second", "router_load", "router_idle"})
         add_with_mean(name, name + "_mean");
     add("learning_rate", thinned(training.step, training.column("learning_rate"), coarse));
     const Curve limit = limit_of(training);
@@ -249,7 +253,8 @@ std::vector<RunMark> marks_of(const RecordedRun& run) {
 
 std::string page_data(const std::vector<RecordedRun>& runs, int pixels) {
     std::string text;
-    for (const RecordedRun& run : runs) text += (text.empty() ? "" : ",\n") + run_json(run, pixels);
+    for (const RecordedRun& run : runs)
+        text += (text.empty() ? "" : ",\n") + run_json(run, pixels, runs.size());
     // "<" occurs in strings alone; there "</script>" would end the element.
     std::string safe = "{\"runs\":[";
     for (const char c : text + "]}")

@@ -11,7 +11,8 @@ namespace train_gpt {
 
 /// The curves of a run by name, thinned for a plot of `pixels` pixels. They are the fields of
 /// metrics.jsonl over steps, and
-///   loss_mean, loss_mean/NAME, grad_norm_mean, tokens_per_second_mean   running means
+///   loss_mean, loss_mean/NAME, grad_norm_mean, tokens_per_second_mean, router_load_mean,
+///   router_idle_mean            running means
 ///   limit                       tokens per second at the measured rate of matrix products
 ///   seconds                     the seconds of training up to a step
 ///   tokens                      the tokens up to a step; straight between the curve's points
@@ -36,6 +37,7 @@ std::vector<RunMark> marks_of(const RecordedRun& run);
 ///   "shares"    {"x": [edges of intervals of steps], PHASE: [its share of time in each interval]}
 ///   "memory"    [[PURPOSE, bytes]]
 ///   "marks"     [[step, text]]
+///   "routers"   routers_json() (router_picture.h)
 ///
 /// Numbers have seven digits. The text is safe inside a <script> element, whatever texts the run
 /// has.

@@ -17,6 +17,7 @@
 #include "training/config/load_config.h"
 #include "training/config/resolved_config.h"
 #include "training/files/run_folder.h"
+#include "training/watch/router_log.h"
 #include "training/watch/run_history.h"
 
 namespace train_gpt {
@@ -46,7 +47,9 @@ bool is_shown(std::string_view field) {
                                           "val_loss",
                                           "val_bits_per_byte",
                                           "hellaswag",
-                                          "hellaswag_normalised"};
+                                          "hellaswag_normalised",
+                                          "router_load",
+                                          "router_idle"};
     for (const std::string_view prefix : {"loss/", "exposed_ms/", "passes/", "task/", "core/"})
         if (field.starts_with(prefix)) return true;
     return std::ranges::find(names, field) != std::end(names);
@@ -238,6 +241,8 @@ void RecordedRun::update() {
             history_.clear();
         history_.push_back(line);
     });
+    read_lines(routers_log_file, routers_lines_,
+               [&](const Json& line) { add_snapshot(routers_, line); });
     read_documents();
     active_ = is_active(folder_);
 }
@@ -348,8 +353,9 @@ int64_t RecordedRun::last_step() const {
 
 std::vector<std::string> RecordedRun::notes() const {
     std::vector<std::string> notes;
-    for (const auto& [name, lines] :
-         {std::pair{metrics_file, &metrics_lines_}, {history_file, &history_lines_}}) {
+    for (const auto& [name, lines] : {std::pair{metrics_file, &metrics_lines_},
+                                      {history_file, &history_lines_},
+                                      {routers_log_file, &routers_lines_}}) {
         const std::string file = (folder_ / name).string();
         if (lines->bad == 1)
             notes.push_back(concat("line ", lines->first_bad, " of ", file,

@@ -11,6 +11,7 @@
 
 #include "base/json_text.h"
 #include "training/data_use.h"
+#include "training/report/router_picture.h"
 
 namespace train_gpt {
 
@@ -48,8 +49,8 @@ class RecordedRun {
     explicit RecordedRun(std::filesystem::path folder,
                          size_t most_rows = std::numeric_limits<size_t>::max() / 2);
 
-    /// Reads what has been written since the last call. From metrics.jsonl and history.jsonl, reads
-    /// only the new lines.
+    /// Reads what has been written since the last call; from files of lines, such as metrics.jsonl,
+    /// only the new ones.
     void update();
 
     const std::filesystem::path& folder() const { return folder_; }
@@ -60,6 +61,8 @@ class RecordedRun {
     const MetricsTable& evaluations() const { return evaluations_; }
     /// The lines of history.jsonl that belong to this run; empty for runs of older versions.
     const std::vector<Json>& history() const { return history_; }
+    /// The lines of routers.jsonl.
+    const std::vector<RouterSnapshot>& routers() const { return routers_; }
     /// The last start in the history; null if none is recorded.
     const Json* last_start() const;
     /// Every key of config.json with its value as JSON; empty if it cannot be read.
@@ -104,9 +107,10 @@ class RecordedRun {
 
     std::filesystem::path folder_;
     size_t most_rows_;
-    Lines metrics_lines_, history_lines_;
+    Lines metrics_lines_, history_lines_, routers_lines_;
     MetricsTable training_, evaluations_;
     std::vector<Json> history_;
+    std::vector<RouterSnapshot> routers_;
     std::map<std::string, Json> config_;
     Json manifest_, choices_;
     std::vector<std::string> unreadable_;  // documents that could not be read
