@@ -312,8 +312,8 @@ def photograph(browser, folder, page):
     phone.write_text(f'<body style="margin:0"><iframe src="{page.name}" style="width:390px;height:5600px;border:0"></iframe>')
     name = page.stem
     pictures = [
-        (page, f"{name}-light.png", ["--window-size=1280,2600"]),
-        (page, f"{name}-dark.png", ["--window-size=1280,2600", "--blink-settings=preferredColorScheme=0"]),
+        (page, f"{name}-light.png", ["--window-size=1280,3800"]),
+        (page, f"{name}-dark.png", ["--window-size=1280,3800", "--blink-settings=preferredColorScheme=0"]),
         (phone, f"{name}-phone.png", ["--window-size=520,5600"]),
     ]
     for source, picture, options in pictures:
@@ -350,7 +350,7 @@ def main():
         large = make_run(runs / "large", 30_000, seed + 4, layers=48, experts=128)
         check_page(browser, folder, "one", [short], program)
         check_page(browser, folder, "mixture", [large], program)
-        check_page(browser, folder, "mixtures", [small, short, large], program)
+        check_page(browser, folder, "mixtures", [large, small, short], program)
         check_page(browser, folder, "long", [long], program)
         check_page(browser, folder, "three", [long, other, short], program)
     print(f"{passed} passed, {failed} failed")
