@@ -79,14 +79,15 @@ void store_gradients(const AttentionBackward& args, const HeadsView& to, const K
 
 /// P = 2^(scores − lse) and dS = P ⊙ (dP − δ), with a soft-cap times its slope, in place of scores
 /// and dP.
-template <class Engine>
+template <class Engine, bool whole>
 void softmax_backward_step(const Visibility<Engine>& view, int rows,
                            const BackwardScratch<Engine>& my, const float* lse, const float* delta,
                            float softcap) {
     constexpr bool coarse = Engine::depth > 1;
     const SoftCap cap(softcap);
     for (int r = 0; r < rows; r += Engine::depth) {
-        const int begin = view.first_vector(r), vectors = view.vectors(r);
+        const int begin = whole ? 0 : view.first_vector(r),
+                  vectors = whole ? tile / lanes : view.vectors(r);
         // If a row has an odd number of vectors, the last one is paired with zeros.
         [[maybe_unused]] vfloat ds_of[Engine::depth][tile / lanes] = {};
         for (int v = begin; v < vectors; ++v) {
@@ -96,7 +97,8 @@ void softmax_backward_step(const Visibility<Engine>& view, int rows,
                 p[i] = exp2<coarse>(load(my.scores + at) - lse[r + i]);
                 ds[i] = p[i] * (load(my.dp + at) - delta[r + i]);
                 if (softcap != 0) ds[i] *= cap.slope(load(my.scores + at));
-                const int end = view.end(r + i), first = view.first(r + i);
+                const int end = whole ? tile : view.end(r + i),
+                          first = whole ? 0 : view.first(r + i);
                 if (first > v * lanes || end < (v + 1) * lanes) {
                     const vint seen = sees(v, first, end);
                     p[i] = seen ? p[i] : vfloat{};
@@ -311,8 +313,9 @@ class RangeBackward {
         if (shape_.softcap != 0) cap_scores(view, here, my_.scores, SoftCap(shape_.softcap));
         multiply_visible<Engine>(view, here, words_, my_.dout + r0 * head_, my_.value_columns,
                                  my_.dp, 1.0f, prefetch);
-        softmax_backward_step<Engine>(view, here, my_, my_.lse + r0, my_.delta + r0,
-                                      shape_.softcap);
+        const auto softmax_backward = view.whole() ? softmax_backward_step<Engine, true>
+                                                   : softmax_backward_step<Engine, false>;
+        softmax_backward(view, here, my_, my_.lse + r0, my_.delta + r0, shape_.softcap);
 
         const Element *p_columns = my_.p_columns, *ds_columns = my_.ds_columns,
                       *ds_rows = my_.ds_rows;

@@ -32,7 +32,7 @@ struct ForwardScratch {
 /// One online-softmax step of a tile: scores (in units of log 2) become probabilities relative to
 /// the rows' new maxima. Sums over earlier keys must be multiplied by rescale[r]. bf16 rows
 /// overwrite the scores row by row.
-template <class Engine>
+template <class Engine, bool whole>
 void softmax_step(const Visibility<Engine>& view, int rows, float* scores, float* row_max,
                   float* row_sum, float* rescale) {
     constexpr bool coarse = Engine::depth > 1;
@@ -43,8 +43,10 @@ void softmax_step(const Visibility<Engine>& view, int rows, float* scores, float
             largest[i] = all(minus_infinity);
             if (r >= rows) continue;
             float* row = scores + r * tile;
-            const int end = view.end(r), first = view.first(r), vectors = view.vectors(r);
-            for (int v = view.first_vector(r); v < vectors; ++v) {
+            const int end = whole ? tile : view.end(r), first = whole ? 0 : view.first(r),
+                      begin = whole ? 0 : view.first_vector(r),
+                      vectors = whole ? tile / lanes : view.vectors(r);
+            for (int v = begin; v < vectors; ++v) {
                 vfloat s = load(row + v * lanes);
                 if (first > v * lanes || end < (v + 1) * lanes) {
                     s = sees(v, first, end) ? s : all(minus_infinity);
@@ -66,7 +68,8 @@ void softmax_step(const Visibility<Engine>& view, int rows, float* scores, float
         for (int i = 0; i < lanes && r0 + i < rows; ++i) {
             const int r = r0 + i;
             float* row = scores + r * tile;
-            const int begin = view.first_vector(r), vectors = view.vectors(r);
+            const int begin = whole ? 0 : view.first_vector(r),
+                      vectors = whole ? tile / lanes : view.vectors(r);
             vfloat sum = load(row_sum + r * lanes) * rescale[r];
             if constexpr (Engine::depth == 1) {
                 for (int v = begin; v < vectors; ++v) {
@@ -150,8 +153,9 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
             multiply_visible<Engine>(view, here, words, my.q + r0 * head, my.key_columns, my.scores,
                                      shape.scale * log2_e, prefetch);
             if (shape.softcap != 0) cap_scores(view, here, my.scores, SoftCap(shape.softcap));
-            softmax_step<Engine>(view, here, my.scores, my.row_max + r0, my.row_sum + r0 * lanes,
-                                 my.rescale);
+            const auto softmax =
+                view.whole() ? softmax_step<Engine, true> : softmax_step<Engine, false>;
+            softmax(view, here, my.scores, my.row_max + r0, my.row_sum + r0 * lanes, my.rescale);
             multiply_keys<Engine>(view, here, head, reinterpret_cast<const Element*>(my.scores),
                                   values, my.out + r0 * head, my.rescale, prefetch);
         }

@@ -15,15 +15,17 @@ struct Visibility {
     int keys;          // real keys of the tile
     const int32_t* doc_start;  // of row 0, or null
     int64_t key0;
-    int64_t window;
+    int64_t first_window;  // where the window of row 0 begins, minus the tile's first key
+    bool cut;              // some row's window begins after the tile's first key
 
     int end(int r) const {
         return static_cast<int>(std::clamp<int64_t>(position + std::min(r, rows - 1) + 1, 0, keys));
     }
     int first(int r) const {
-        const int64_t in_window = position + std::min(r, rows - 1) + 1 - window;
-        if (!doc_start) return within(in_window);
-        return within(std::max(doc_start[std::min(r, rows - 1)] - key0, in_window));
+        if (!cut && !doc_start) return 0;
+        const int row = std::min(r, rows - 1);
+        if (!doc_start) return within(first_window + row);
+        return within(std::max(doc_start[row] - key0, first_window + row));
     }
     /// The end of the keys that the panel of row r sees, in vectors, padded.
     int vectors(int r) const {
@@ -32,20 +34,25 @@ struct Visibility {
     }
     /// The first of these vectors, ignoring documents: the keys before it are not computed.
     int first_vector(int r) const {
+        if (!cut) return 0;
         constexpr int depth = Engine::depth;  // bf16 rows are stored in pairs of vectors
         const int row = std::min(r / Engine::panel * Engine::panel, rows - 1);
-        return within(position + row + 1 - window) / (depth * lanes) * depth;
+        return within(first_window + row) / (depth * lanes) * depth;
     }
     /// The first row that sees `key`, ignoring documents.
     int first_row(int key) const { return static_cast<int>(std::max<int64_t>(0, key - position)); }
     /// The end of the rows of `padded_rows` that see `key`.
     int end_row(int key, int padded_rows) const {
-        return static_cast<int>(std::clamp<int64_t>(key + window - position, 0, padded_rows));
+        if (!cut) return padded_rows;
+        return static_cast<int>(std::clamp<int64_t>(key + 1 - first_window, 0, padded_rows));
     }
+
+    /// Whether all rows see all of a whole tile.
+    bool whole() const { return position + 1 >= tile && keys == tile && !cut && !doc_start; }
 
     bool empty() const {
         // The windows of all rows begin after the tile where the first row's does.
-        if (end(rows - 1) == 0 || position + 1 - window >= keys) return true;
+        if (end(rows - 1) == 0 || first_window >= keys) return true;
         if (!doc_start) return false;
         for (int r = 0; r < rows; ++r) {
             if (first(r) < end(r)) return false;
@@ -61,12 +68,15 @@ struct Visibility {
 template <class Engine>
 Visibility<Engine> visibility(const AttentionShape& shape, int64_t b, int64_t t0, int rows,
                               int64_t key0, int keys) {
-    return {t0 + shape.S - shape.T - key0,
+    const int64_t position = t0 + shape.S - shape.T - key0,
+                  first_window = position + 1 - shape.window;
+    return {position,
             rows,
             keys,
             shape.doc_start ? shape.doc_start + b * shape.T + t0 : nullptr,
             key0,
-            shape.window};
+            first_window,
+            first_window + rows > 1};
 }
 
 /// The mask of vector v of a row that sees keys [first, end).

@@ -469,25 +469,31 @@ inline void check_tensor(const std::string& name, const Case& c, const Values& o
     CHECK(error.max <= 3 * usual.max + (half ? 1.0 / 256 : 1e-6 + recomputed));
 }
 
+/// What the roundings of sinks are relative to. exp(sink − lse) has those of the sink and of lse in
+/// units of log 2 and those of lse itself; all rows of a head share the sink's.
+inline double sink_terms(const Case& c, const AttentionReference& exact) {
+    if (c.sinks.empty()) return 0;
+    double largest = exact.score_terms;
+    for (const Values* values : {&c.sinks, &exact.lse})
+        for (const double x : *values) largest = std::max(largest, std::abs(x));
+    return 4 * std::min(largest, 1e6);
+}
+
 inline void check_run(const Case& c, const Run& ours) {
     const AttentionReference exact = exact_attention(c), plain = plain_attention(c);
-    check_tensor("out", c, ours.out, plain.out, exact.out, exact.out_terms);
+    const double sinks = sink_terms(c, exact), recomputed = exact.score_terms + sinks;
+    check_tensor("out", c, ours.out, plain.out, exact.out, exact.out_terms, sinks);
     for (size_t i = 0; i < ours.lse.size(); ++i) {
         CAPTURE(describe(c), i);
         REQUIRE(std::abs(ours.lse[i] - exact.lse[i]) <= 3e-6 * (1 + std::abs(exact.lse[i])));
     }
     if (c.dout.empty()) return;
-    check_tensor("dq", c, ours.dq, plain.dq, exact.dq, exact.dq_terms, exact.score_terms);
-    check_tensor("dk", c, ours.dk, plain.dk, exact.dk, exact.dk_terms, exact.score_terms);
-    check_tensor("dv", c, ours.dv, plain.dv, exact.dv, exact.dv_terms, exact.score_terms);
+    check_tensor("dq", c, ours.dq, plain.dq, exact.dq, exact.dq_terms, recomputed);
+    check_tensor("dk", c, ours.dk, plain.dk, exact.dk, exact.dk_terms, recomputed);
+    check_tensor("dv", c, ours.dv, plain.dv, exact.dv, exact.dv_terms, recomputed);
     if (c.sinks.empty()) return;
-    // exp(sink − lse) has the roundings of the sink and of lse in units of log 2 and of lse itself,
-    // which a row's terms share, and all rows that of the sink.
-    double largest = exact.score_terms;
-    for (const Values* values : {&c.sinks, &exact.lse})
-        for (const double x : *values) largest = std::max(largest, std::abs(x));
     check_tensor("dsinks", c, Values(ours.dsinks.begin(), ours.dsinks.end()), plain.dsinks,
-                 exact.dsinks, exact.dsinks_terms, 4 * std::min(largest, 1e6));
+                 exact.dsinks, exact.dsinks_terms, recomputed);
 }
 
 inline void check_case(const Case& c, Layout layout) { check_run(c, run(c, layout)); }
