@@ -173,6 +173,9 @@ class Builder {
                                                    .init_std = init_std(),
                                                    .is_matrix = false},
                                                   of.router_bias);
+        if (names.router_in_memory)
+            parameter(p.router_w).or_stored = {
+                {.name = concat(prefix, names.router_in_memory, ".weight"), .rows = E}};
         // Each tensor-parallel rank has a part of what experts give (expert_layer.cpp).
         for (const int i : {p.router_w, p.router_b})
             if (i >= 0) parameter(i).adds_over_tensor = true;
@@ -183,15 +186,16 @@ class Builder {
         }
         if (of.n_ff_shared > 0) shared_expert(p, of, prefix, residual_std);
         ++unit;
-        const std::string fused = prefix + std::string(names.expert);
+        // The names by which optimizer files know them
+        const std::string stacked = prefix + names.stacked, known = prefix + names.expert;
         Linear up{
-            .name = fused + "gate_up_proj",
+            .name = known + "gate_up_proj",
             .out = E * 2 * of.n_ff,
             .in = C,
             .split = TensorSplit{0, std::vector<int64_t>(static_cast<size_t>(2 * E), of.n_ff)},
             .init_std = init_std(),
             .experts = E};
-        Linear down{.name = fused + "down_proj",
+        Linear down{.name = known + "down_proj",
                     .out = E * C,
                     .in = of.n_ff,
                     .split = TensorSplit{1, {of.n_ff}},
@@ -204,6 +208,18 @@ class Builder {
         }
         std::tie(p.up_w, p.up_b) = linear(up, of.biases);
         std::tie(p.down_w, p.down_b) = linear(down, of.biases);
+        const bool only = names.only_stacked;
+        for (const auto& [weight, bias, name, halves] :
+             {std::tuple(p.up_w, p.up_b, stacked + "gate_up_proj", true),
+              {p.down_w, p.down_b, stacked + "down_proj", false}}) {
+            const int64_t rows = parameter(weight).rows();
+            StoredTensor all{.name = name, .rows = rows, .transposed = only, .stacked = E};
+            all.interleaved = only && halves;
+            (only ? parameter(weight).stored : parameter(weight).or_stored) = {all};
+            if (bias < 0) continue;
+            all.name += "_bias", all.transposed = false;
+            (only ? parameter(bias).stored : parameter(bias).or_stored) = {all};
+        }
     }
 
     void shared_expert(BlockParameters& p, const ExpertSpec& of, const std::string& prefix,

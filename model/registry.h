@@ -61,12 +61,17 @@ struct Registry {
 /// What a family calls the tensors of a mixture, after the block's prefix.
 struct ExpertNames {
     const char* router = "mlp.gate";
+    const char* router_in_memory = nullptr;  // transformers 5's name, if it is another one
     const char* selection_bias = "mlp.gate.e_score_correction_bias";
-    /// Followed by an expert's number, a dot and a part; or empty: `fused`.
+    /// Followed by an expert's number, a dot and a part.
     const char* expert = "mlp.experts.";
     const char *gate = "gate_proj", *up = "up_proj", *down = "down_proj";
-    /// The experts of a layer in one tensor: [E, C, 2F] with gate and up interleaved, [E, F, C].
-    bool fused = false;
+    /// Followed by gate_up_proj or down_proj: a layer's experts in one tensor. Files may hold
+    /// [E, 2F, C] and [E, C, F], as transformers 5 does in memory, instead of a tensor for each
+    /// expert. If `only_stacked`, they hold [E, C, 2F] with gate and up in turns, and [E, F, C];
+    /// with names of biases that end in _bias.
+    const char* stacked = "mlp.experts.";
+    bool only_stacked = false;
     const char* shared = "mlp.shared_expert.";
     const char* shared_gate = "mlp.shared_expert_gate";
 };

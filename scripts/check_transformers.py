@@ -32,13 +32,15 @@ if sys.argv[1:] == ["--help"]:
 import tokenizers
 import torch
 import transformers
-from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaForCausalLM,
-                          MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM,
-                          Qwen3MoeConfig, Qwen3MoeForCausalLM)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, DeepseekV3ForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model,
+                          GptOssForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, OlmoeForCausalLM,
+                          Qwen2ForCausalLM, Qwen2MoeForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM)
 
 from tokenizer_patterns import PARTS
 
 SENTENCE = "In the beginning God created the heaven and the earth."
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss")
+STACKED = int(transformers.__version__.split(".")[0]) >= 5  # in memory, a layer's experts are one tensor
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -250,7 +252,17 @@ class Interchange:
                 ("llama", MistralForCausalLM, {"n_head": 3, "n_kv_head": 1, "head_size": 10}),  # which Llama's class refuses
                 ("qwen2", Qwen2ForCausalLM, {"n_kv_head": 1, "tied_head": "on"}),
                 ("qwen3", Qwen3ForCausalLM, {"n_kv_head": 2, "n_head": 6, "head_size": 16, "n_ff": 40}),
-                ("mistral", MistralForCausalLM, {"rope_scaling": "linear", "rope_factor": 2})):
+                ("mistral", MistralForCausalLM, {"rope_scaling": "linear", "rope_factor": 2, "window": 7}),
+                ("llama", Qwen2ForCausalLM, {"bias": "qkv", "window": 7, "window_pattern": "SL"}),
+                ("llama", LlamaForCausalLM, {"bias": "attention"}),
+                ("mixtral", MixtralForCausalLM, {"n_expert": 5, "n_ff": 24, "window": 7}),
+                ("qwen2_moe", Qwen2MoeForCausalLM, {"n_expert": 6, "n_ff": 40, "n_ff_expert": 24, "n_ff_shared": 20,
+                                                    "experts_every": 2}),
+                ("qwen3_moe", Qwen3MoeForCausalLM, {"n_expert": 7, "n_expert_per_token": 3, "n_ff": 40, "n_ff_expert": 20,
+                                                    "dense_layers": [0], "head_size": 12}),
+                ("olmoe", OlmoeForCausalLM, {"n_expert": 5, "n_expert_per_token": 1, "n_ff": 24, "n_kv_head": 1}),
+                ("gpt_oss", GptOssForCausalLM, {"n_expert": 5, "n_expert_per_token": 3, "n_ff": 24, "head_size": 12,
+                                                "window": 5})):
             for dtype in ("fp32", "bf16"):
                 folder = self.trained(dtype, family, **options)
                 model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -322,11 +334,28 @@ class Interchange:
         """A model of odd shape, with random biases and norms."""
         llama3 = dict(rope_type="llama3", rope_theta=300.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
                       original_max_position_embeddings=16)
+        yarn = dict(rope_type="yarn", rope_theta=300.0, factor=4.0, beta_fast=8.0, beta_slow=1.0, truncate=False,
+                    original_max_position_embeddings=8)
         kind, options = {
             "llama": (LlamaForCausalLM, dict(num_attention_heads=6, num_key_value_heads=2, head_dim=10, rope_parameters=llama3)),
             "qwen2": (Qwen2ForCausalLM, dict(num_attention_heads=6, num_key_value_heads=6, tie_word_embeddings=True)),
             "qwen3": (Qwen3ForCausalLM, dict(num_attention_heads=4, num_key_value_heads=1, head_dim=18)),
             "mistral": (MistralForCausalLM, dict(num_attention_heads=2, num_key_value_heads=1, sliding_window=None)),
+            "mixtral": (MixtralForCausalLM, dict(num_attention_heads=4, num_key_value_heads=2, head_dim=10, num_local_experts=5,
+                                                 intermediate_size=22, sliding_window=7)),
+            "qwen2_moe": (Qwen2MoeForCausalLM, dict(
+                num_attention_heads=3, num_key_value_heads=1, num_experts=6, num_experts_per_tok=1, moe_intermediate_size=14,
+                shared_expert_intermediate_size=26, num_hidden_layers=3, decoder_sparse_step=2, use_sliding_window=True,
+                sliding_window=5, layer_types=["full_attention", "sliding_attention", "full_attention"])),
+            "qwen3_moe": (Qwen3MoeForCausalLM, dict(
+                num_attention_heads=4, num_key_value_heads=2, head_dim=14, num_experts=7, num_experts_per_tok=3,
+                moe_intermediate_size=10, norm_topk_prob=True, num_hidden_layers=3, mlp_only_layers=[1],
+                tie_word_embeddings=True)),
+            "olmoe": (OlmoeForCausalLM, dict(num_attention_heads=6, num_key_value_heads=3, num_experts=9, num_experts_per_tok=2,
+                                             intermediate_size=14)),
+            "gpt_oss": (GptOssForCausalLM, dict(num_attention_heads=3, num_key_value_heads=1, head_dim=14, num_local_experts=5,
+                                                num_experts_per_tok=3, intermediate_size=18, num_hidden_layers=3,
+                                                sliding_window=6, swiglu_limit=0.8, rope_parameters=yarn)),
         }[family]
         config = kind.config_class(**{"vocab_size": 211, "max_position_embeddings": self.N_CTX, "hidden_size": 36,
                                       "intermediate_size": 52, "num_hidden_layers": 2, "tie_word_embeddings": False,
@@ -338,7 +367,7 @@ class Interchange:
 
     def check_import_of_families(self):
         said = []
-        for family in ("llama", "qwen2", "qwen3", "mistral"):
+        for family in FAMILIES:
             for dtype, size in (("fp32", "5GB"), ("fp32", "20KB"), ("bf16", "20KB"), ("fp16", "5GB")):
                 model, source, ours, out = self.random_family(family, dtype), *map(self.new, ("theirs", "ours", "back"))
                 model.save_pretrained(source, max_shard_size=size)
@@ -351,12 +380,57 @@ class Interchange:
                 self.same_losses(out, load(out))
         return max(said)
 
+    def check_variants_of_families(self):
+        """Windows in some layers, biases, and weights that are divided by their sum or not."""
+        said, some = [], {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+        for family, changes in (
+                ("llama", {"attention_bias": True}), ("qwen3", {"attention_bias": True}), ("qwen3_moe", {"attention_bias": True}),
+                ("olmoe", {"attention_bias": True}), ("gpt_oss", {"attention_bias": False}), ("qwen2_moe", {"qkv_bias": False}),
+                ("mistral", {"sliding_window": 6}), ("mixtral", {"sliding_window": None}),
+                ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+                ("qwen3", {"use_sliding_window": True, **some}), ("gpt_oss", {"num_hidden_layers": 2, **some}),
+                ("gpt_oss", {"layer_types": ["full_attention"] * 3}),
+                ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 6}),
+                *((family, {"norm_topk_prob": on}) for family in ("qwen2_moe", "qwen3_moe", "olmoe") for on in (True, False))):
+            model, source, ours = self.random_family(family, "fp32", **changes), self.new("theirs"), self.new("ours")
+            model.save_pretrained(source)
+            self.run("import", source, "--out", ours)
+            said.append(self.same_losses(source, model))
+            self.same_weights(load(ours), model)
+            self.same_losses(ours, load(ours))
+        return max(said)
+
+    def check_stacked_experts(self):
+        """Files with a layer's experts in one tensor, as transformers 5 has them in memory."""
+        if not STACKED:
+            return "not in this version"
+        for family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
+            model, source, ours = self.random_family(family, "bf16"), self.new("theirs"), self.new("ours")
+            model.save_pretrained(source, save_original_format=False)
+            self.run("import", source, "--out", ours)
+            self.same_weights(load(ours), model)
+        return "weights are equal"
+
+    def check_upcycling(self):
+        """A mixture of copies of an MLP has the losses of the dense model."""
+        said = []
+        for family, kind in (("llama", MixtralForCausalLM), ("mistral", MixtralForCausalLM), ("qwen3", Qwen3MoeForCausalLM)):
+            for options in (["--upcycle", 5], ["--upcycle", 4, "--experts-per-token", 3], ["--upcycle", 3, "--zero-router"]):
+                model, source, ours = self.random_family(family, "fp32"), self.new("theirs"), self.new("ours")
+                model.save_pretrained(source)
+                self.run("import", source, "--out", ours, *options)
+                mixture = load(ours)
+                assert isinstance(mixture, kind), type(mixture)
+                said += [self.same_losses(ours, model), self.same_losses(ours, mixture)]
+        return max(said)
+
     def check_rotations(self):
         """A config.json that describes the rotation for several versions of transformers means what it means there."""
         linear = {"rope_type": "linear", "factor": 4.0}
         llama3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
         said = []
-        for family in ("llama", "qwen2", "qwen3", "mistral"):
+        for family in FAMILIES:
             source = self.new("theirs")
             self.random_family(family, "fp32").save_pretrained(source)
             config = json.loads((source / "config.json").read_text(encoding="utf-8"))
@@ -367,7 +441,7 @@ class Interchange:
                     {"rope_scaling": {**linear, "rope_theta": 300.0}},
                     {"original_max_position_embeddings": 16, "rope_parameters": {**llama3, "rope_theta": 300.0}},
                     {"original_max_position_embeddings": 16, "rope_theta": 300.0, "rope_scaling": llama3},
-                    {"rope_parameters": llama3}):
+                    {"rope_parameters": llama3}, {"rope_theta": 300.0, "rope_scaling": yarn}, {"rope_parameters": yarn}):
                 rest = {key: value for key, value in config.items() if not key.startswith("rope_")}
                 (source / "config.json").write_text(json.dumps({**rest, **entries}), encoding="utf-8")
                 said.append(self.same_losses(source, load(source)))
@@ -378,17 +452,16 @@ class Interchange:
             return {"rope_parameters": dict(rope_type=kind, rope_theta=1e4, factor=4.0, **numbers)}
         longrope = rope("longrope", short_factor=[1.0] * 5, long_factor=[2.0] * 5, original_max_position_embeddings=8)
         for family, key, changes in (
-                ("llama", "attention_bias", {"attention_bias": True}), ("llama", "mlp_bias", {"mlp_bias": True}),
-                ("llama", "hidden_act", {"hidden_act": "gelu"}), ("llama", "yarn", rope("yarn")), ("llama", "longrope", longrope),
+                ("llama", "mlp_bias", {"mlp_bias": True}), ("llama", "hidden_act", {"hidden_act": "gelu"}),
+                ("llama", "longrope", longrope),
                 ("qwen2", "dynamic", rope("dynamic")),
-                ("mistral", "sliding_window", {"sliding_window": 16}), ("qwen3", "attention_bias", {"attention_bias": True}),
-                ("qwen2", "use_sliding_window", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0})):
+                ("mixtral", "router_jitter_noise", {"router_jitter_noise": 0.1}), ("olmoe", "clip_qkv", {"clip_qkv": 0.5})):
             self.refused(self.random_family(family, "fp32", **changes), key)
-        experts = dict(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-                       num_key_value_heads=1)
-        self.refused(MixtralForCausalLM(MixtralConfig(**experts, num_local_experts=2)), "mixtral")
-        self.refused(Qwen3MoeForCausalLM(Qwen3MoeConfig(**experts, head_dim=8, num_experts=2, num_experts_per_tok=1,
-                                                        moe_intermediate_size=8)), "qwen3_moe")
+        latent = dict(vocab_size=50, hidden_size=16, intermediate_size=16, moe_intermediate_size=8, num_hidden_layers=2,
+                      num_attention_heads=2, num_key_value_heads=2, q_lora_rank=None, kv_lora_rank=8, qk_rope_head_dim=4,
+                      qk_nope_head_dim=4, v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1,
+                      first_k_dense_replace=1)
+        self.refused(DeepseekV3ForCausalLM(DeepseekV3ForCausalLM.config_class(**latent)), "kv_lora_rank")
 
     def refused(self, model, key):
         """The model is not imported, and the message names the key."""

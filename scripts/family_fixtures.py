@@ -2,7 +2,7 @@
 """Makes the fixtures of Llama-class models that the model's tests compare with: tiny models of transformers' own classes,
 computed in float64.                                                                       needs: torch, transformers
 
-    scripts/family_fixtures.py [OUT]         default: test/fixtures
+    scripts/family_fixtures.py [OUT [FAMILY…]]         default: test/fixtures, all families
 
 Writes OUT/FAMILY-tiny for each family: config.json and model.safetensors as transformers writes them (F32, each weight exactly
 representable in bfloat16, so that fp32 and bf16 runs start with equal weights), and expected.safetensors as
@@ -47,6 +47,36 @@ FAMILIES = {
         vocab_size=131, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=4, head_dim=8,
         max_position_embeddings=24, rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=None,
         rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0)), 3, 17),
+    # Mixtures. A window in all layers
+    "mixtral": (transformers.MixtralForCausalLM, dict(
+        vocab_size=53, hidden_size=28, intermediate_size=18, num_attention_heads=4, num_key_value_heads=2, head_dim=10,
+        max_position_embeddings=24, sliding_window=5, num_local_experts=5, num_experts_per_tok=2, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4)), 3, 17),
+    # Experts in one of three layers, beside a shared one; weights as they are; a window in one layer
+    "qwen2_moe": (transformers.Qwen2MoeForCausalLM, dict(
+        vocab_size=53, hidden_size=28, intermediate_size=26, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=3,
+        max_position_embeddings=24, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=14, norm_topk_prob=False,
+        shared_expert_intermediate_size=22, decoder_sparse_step=2, mlp_only_layers=[], tie_word_embeddings=False,
+        use_sliding_window=True, sliding_window=4, layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters=dict(rope_type="default", rope_theta=1e6)), 3, 17),
+    # An MLP in the first of three layers; normalised weights; heads that are wider together than n_embd
+    "qwen3_moe": (transformers.Qwen3MoeForCausalLM, dict(
+        vocab_size=53, hidden_size=26, intermediate_size=38, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+        max_position_embeddings=24, num_hidden_layers=3, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=10,
+        norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[0], tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4)), 3, 17),
+    # Norms of the whole width of queries and keys; one expert a token
+    "olmoe": (transformers.OlmoeForCausalLM, dict(
+        vocab_size=53, hidden_size=32, intermediate_size=9, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=24, num_experts=9, num_experts_per_tok=1, norm_topk_prob=False, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4)), 3, 17),
+    # Sinks, biases everywhere, windows in layers 0 and 2; activations that reach the clamps; T beyond attention's tiles
+    "gpt_oss": (transformers.GptOssForCausalLM, dict(
+        vocab_size=53, hidden_size=22, intermediate_size=14, num_attention_heads=3, num_key_value_heads=1, head_dim=16,
+        max_position_embeddings=200, num_hidden_layers=3, sliding_window=7, num_local_experts=5, num_experts_per_tok=3,
+        swiglu_limit=1.5, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="yarn", rope_theta=500.0, factor=8.0, beta_fast=8.0, beta_slow=1.0, truncate=False,
+                             original_max_position_embeddings=32)), 2, 150),
 }
 
 
@@ -54,7 +84,9 @@ def randomize(model, generator):
     """Spread more widely than an initialisation, so that no part of the model is close to linear or constant."""
     for name, p in model.named_parameters():
         mean = 1.0 if "norm" in name else 0.0
-        std = 0.3 if "embed" in name else 1 / math.sqrt(p.shape[1]) if p.dim() == 2 else 0.15
+        fan_in = p.shape[1 if p.dim() == 2 or "gpt_oss" in type(model).__module__ else 2] if p.dim() > 1 else 0
+        is_weight = p.dim() > 1 and not name.endswith("_bias")
+        std = 0.3 if "embed" in name else 1 / math.sqrt(fan_in) if is_weight else 1 if "sinks" in name else 0.15
         values = mean + std * torch.randn(p.shape, generator=generator, dtype=torch.float64)
         p.data = values.to(torch.bfloat16).float()
 
@@ -80,7 +112,8 @@ def evaluate(model, tokens, targets, dtype):
 def make(out, family, seed):
     kind, options, B, T = FAMILIES[family]
     generator = torch.Generator().manual_seed(seed)
-    config = kind.config_class(num_hidden_layers=2, attn_implementation="eager", bos_token_id=0, eos_token_id=0, **options)
+    config = kind.config_class(**{"num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 0, **options},
+                               attn_implementation="eager", experts_implementation="eager")
     model = kind(config).eval()
     randomize(model, generator)
 
@@ -110,7 +143,7 @@ def make(out, family, seed):
 
     folder = os.path.join(out, family + "-tiny")
     os.makedirs(folder, exist_ok=True)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder)  # an expert's matrices under names of their own, but gpt-oss's
     generation = os.path.join(folder, "generation_config.json")
     if os.path.exists(generation):
         os.remove(generation)
@@ -125,7 +158,8 @@ def main():
     transformers.logging.set_verbosity_error()
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "../test/fixtures")
     for i, family in enumerate(FAMILIES):
-        make(out, family, 30 + i)
+        if family in (sys.argv[2:] or FAMILIES):
+            make(out, family, 30 + i)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@
 #include "training/files/model_folder.h"
 #include "training/files/routers_file.h"
 #include "training/files/spikes_file.h"
+#include "training/files/upcycle.h"
 #include "training/schedule.h"
 
 namespace train_gpt {
@@ -173,6 +174,9 @@ void start_from(const Config& config, const RunData& data, ParameterStore& param
     const auto source =
         find_whole_checkpoint(config.model.init_from, [&] { world.activity().pulse(); });
     StoredModel model = open_model_folder(source);
+    if (model.spec.experts && data.spec().experts.selection_bias &&
+        !model.spec.experts.selection_bias)
+        model = with_selection_biases(std::move(model));  // router.balance = bias begins with 0
     require_same_model(source, model.spec, data.spec());
     model.read = [&, read = std::move(model.read)](const Parameter& p, int64_t first,
                                                    std::span<float> values) {

@@ -1,11 +1,21 @@
 // Reading a config.json of Hugging Face's. Errors name the file and the key.
 #pragma once
+#include <charconv>
 #include <filesystem>
 
 #include "base/error.h"
 #include "base/json_file.h"
 
 namespace train_gpt {
+
+/// A float as a person would write it: 1.702, where the next double is 1.7020000219345093.
+inline double as_written(float value) {
+    char text[32];
+    double written = 0;
+    const auto end = std::to_chars(text, text + sizeof text, value).ptr;
+    std::from_chars(text, end, written);
+    return written;
+}
 
 class ConfigFile {
   public:
@@ -21,6 +31,10 @@ class ConfigFile {
     /// The same, or 0 where it is missing or null.
     int64_t optional_size(const char* key) const { return has(key) ? size(key) : 0; }
 
+    /// A number without a fraction; `fallback` where it is missing or null.
+    int64_t whole_number(const char* key, int64_t fallback) const {
+        return optional_field(json_, key, fallback, path_);
+    }
     double number(const char* key, double fallback) const {
         return optional_field(json_, key, fallback, path_);
     }
@@ -35,9 +49,9 @@ class ConfigFile {
             refuse(key, "; only ", to_text(supported), " is supported");
     }
 
-  private:
     bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
 
+  private:
     template <class... Why>
     [[noreturn]] void refuse(const char* key, const Why&... why) const {
         throw Error(path_.string(), " has ", key, " = ", to_text(json_[key]), why...);

@@ -52,6 +52,9 @@ class Checks {
                    "; it must be letters S (layers with the window) and L (without)");
         if (s.clamped && s.mlp != Mlp::swiglu)
             refuse("clamped_swiglu, but another MLP; set mlp to swiglu");
+        if (s.clamped && !(s.clamped->alpha > 0 && s.clamped->limit > 0))
+            refuse("a clamped SwiGLU with alpha = ", s.clamped->alpha,
+                   " and limit = ", s.clamped->limit, "; both must be above 0");
         if (s.experts) experts(s);
         if (!(s.init_std > 0 && s.init_std <= 1))
             refuse("init_std = ", s.init_std, "; it must be above 0 and at most 1");
@@ -167,8 +170,26 @@ void set_experts(DecoderSpec& spec, const DecoderSettings& s) {
     spec.dense_layers = s.dense_layers;
     spec.experts_every = s.experts_every;
     const auto layers = std::views::iota(0, spec.n_layer);
-    if (s.n_ff == 0 && std::ranges::all_of(layers, [&](int i) { return spec.has_experts(i); }))
+    if (std::ranges::all_of(layers, [&](int i) { return spec.has_experts(i); }))
         spec.n_ff = e.n_ff;  // of no layer
+}
+
+/// Says the same of layers in one way: specs are equal if their layers are.
+void normalize_layers(DecoderSpec& spec) {
+    std::string pattern;
+    for (int i = 0; i < spec.n_layer; ++i) pattern += spec.has_window(i) ? 'S' : 'L';
+    if (pattern.find('S') == pattern.npos) spec.window = 0;
+    if (spec.window == 0) pattern = "S";
+    size_t period = 1;
+    while (!std::equal(pattern.begin() + static_cast<std::ptrdiff_t>(period), pattern.end(),
+                       pattern.begin()))
+        ++period;
+    spec.window_pattern = pattern.substr(0, period);
+
+    std::vector<int>& dense = spec.dense_layers;
+    std::ranges::sort(dense);
+    dense.erase(std::ranges::unique(dense).begin(), dense.end());
+    std::erase_if(dense, [&](int layer) { return (layer + 1) % spec.experts_every != 0; });
 }
 
 }  // namespace
@@ -197,8 +218,10 @@ DecoderSpec Family::spec(const DecoderSettings& s, const std::string& where) con
     if (s.window) spec.window = *s.window;
     if (!s.window_pattern.empty()) spec.window_pattern = s.window_pattern;
     if (s.sinks) spec.sinks = *s.sinks;
-    if (s.clamped_swiglu)
-        spec.clamped = *s.clamped_swiglu ? std::optional(ClampedSwiglu{}) : std::nullopt;
+    if (s.clamped_swiglu.value_or(spec.clamped.has_value()))
+        spec.clamped = s.clamped;
+    else
+        spec.clamped.reset();
     set_experts(spec, s);
     spec.attention_softcap = s.attention_softcap;
     spec.head_softcap = s.head_softcap;
@@ -211,6 +234,7 @@ DecoderSpec Family::spec(const DecoderSettings& s, const std::string& where) con
     spec.rope.D = spec.head_size;
     checks.combination(spec);
     if (!spec.is_rotary()) spec.rope = {};
+    normalize_layers(spec);
     spec.family = &family_for(spec);
     return spec;
 }

@@ -24,6 +24,7 @@ struct DecoderSettings {
     std::optional<int> window = {};                  // 0: none
     std::string window_pattern = {};                 // empty: the family's
     std::optional<bool> sinks = {}, clamped_swiglu = {};
+    ClampedSwiglu clamped = {};  // if SwiGLU is clamped
     // A mixture of experts; 0: the family's, which is none for families of dense models
     int64_t n_expert = 0, n_expert_per_token = 0, n_ff_expert = 0;
     std::optional<int> n_ff_shared = {};

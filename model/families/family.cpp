@@ -56,17 +56,42 @@ std::string beyond_transformers(const DecoderSpec& spec) {
             return family != &other && family->holds(wanted);
         });
     };
+    // What no class has
+    DecoderSpec rest = spec;
     if (spec.attention_softcap != 0) add("attention_softcap = ", spec.attention_softcap);
     if (spec.head_softcap != 0) add("head_softcap = ", spec.head_softcap);
-    DecoderSpec rest = spec;
     rest.attention_softcap = rest.head_softcap = 0;
+    ExpertSpec& e = rest.experts;
+    if (e.selection_bias) add("selection biases (router.balance = bias)");
+    if (e.rule.score == RouterScore::sigmoid) add("router = sigmoid");
+    if (e.rule.scale != 1) add("router_scale = ", e.rule.scale);
+    e.selection_bias = false, e.rule = {.normalise = e.rule.normalise};
     if (has_class(rest)) return list;
-    rest.mlp = Mlp::swiglu;
-    if (spec.mlp == Mlp::relu2 && has_class(rest))
-        add("mlp = relu2 outside of GPT-2");
-    else
-        add("this combination of norm, norm_epsilon, mlp, bias, qk_norm, tied_head, positions, "
-            "n_head, n_kv_head, head_size and n_ff");
+
+    // What no class has in this combination
+    const auto is_it = [&](const auto& change, const auto&... said) {
+        DecoderSpec without = rest;
+        change(without);
+        if (without == rest || !has_class(without)) return false;
+        add(said...);
+        return true;
+    };
+    using S = DecoderSpec;
+    if (is_it([](S& s) { s.mlp = Mlp::swiglu; },
+              "mlp = ", spec.mlp == Mlp::relu2 ? "relu2" : "gelu", " outside of GPT-2") ||
+        is_it([](S& s) { s.window = 0; }, "window = ", spec.window, " in these layers") ||
+        is_it([](S& s) { s.sinks = false; }, "sinks outside of gpt-oss") ||
+        is_it([](S& s) { s.clamped.reset(); }, "clamped_swiglu outside of gpt-oss") ||
+        is_it([](S& s) { s.dense_layers.clear(), s.experts_every = 1; },
+              "dense layers in such a mixture") ||
+        is_it([](S& s) { s.experts.n_ff_shared = 0, s.experts.shared_gate = false; },
+              "such a shared expert") ||
+        is_it([](S& s) { s.experts = {}, s.dense_layers.clear(), s.experts_every = 1; },
+              "such a mixture of experts") ||
+        is_it([](S& s) { s.qk_norm = QkNormKind::off; }, "such a qk_norm"))
+        return list;
+    add("this combination of norm, norm_epsilon, mlp, bias, qk_norm, tied_head, positions, n_head, "
+        "n_kv_head, head_size, n_ff, window, sinks and experts");
     return list;
 }
 

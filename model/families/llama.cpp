@@ -7,7 +7,8 @@ namespace train_gpt {
 const Family llama = llama_class({.model_type = "llama",
                                   .title = "Llama",
                                   .architecture = "LlamaForCausalLM",
+                                  .bias_key = {.key = "attention_bias"},
                                   .n_head_divides_n_embd = true,
-                                  .constants = R"({"attention_bias": false, "mlp_bias": false})"});
+                                  .only = R"({"mlp_bias": false})"});
 
 }  // namespace train_gpt

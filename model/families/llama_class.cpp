@@ -27,39 +27,38 @@ void defaults(DecoderSpec& spec, const LlamaClass& of) {
     spec.sinks = true, spec.clamped = ClampedSwiglu{};
 }
 
-/// Whether experts differ from what the class in transformers computes in nothing but sizes.
-bool holds_experts(const DecoderSpec& s, const LlamaClass& of) {
-    const ExpertSpec &e = s.experts, &theirs = of.experts;
-    if (!e || !theirs) return !e && !theirs;
-    ExpertSpec same = e;
-    same.n_expert = theirs.n_expert, same.n_expert_per_token = theirs.n_expert_per_token;
-    same.n_ff = theirs.n_ff;
-    same.n_ff_shared = theirs.n_ff_shared;
-    return same == theirs && (e.n_ff_shared > 0) == theirs.shared_gate;
-}
-
 bool holds(const DecoderSpec& s, const LlamaClass& of) {
-    return s.norm == Norm::rms && s.mlp == Mlp::swiglu && s.is_rotary() && s.biases == of.biases &&
+    const bool has_biases =
+        s.biases == of.biases ||
+        (of.bias_key.key && (s.biases == Biases::none || s.biases == of.bias_key.if_true));
+    return s.norm == Norm::rms && s.mlp == Mlp::swiglu && s.is_rotary() && has_biases &&
            s.qk_norm == of.qk_norm && s.attention_softcap == 0 && s.head_softcap == 0 &&
-           !(of.n_head_divides_n_embd && s.n_embd % s.n_head != 0) && s.sinks == of.is_gpt_oss &&
-           s.clamped.has_value() == of.is_gpt_oss && (s.window == 0 || of.is_gpt_oss) &&
-           holds_experts(s, of);
+           !(of.n_head_divides_n_embd && s.n_embd % s.n_head != 0) &&
+           !(of.heads_fill_n_embd && s.n_embd != s.n_head * s.head_size) &&
+           s.sinks == of.is_gpt_oss && s.clamped.has_value() == of.is_gpt_oss &&
+           holds_windows(of.windows, s) && holds_experts(of.experts, of.expert_keys, s);
 }
 
-DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path) {
+/// With the rotation that gpt-oss has where a file says nothing of it.
+Json with_yarn(Json json) {
+    if (!json.contains("rope_scaling") && !json.contains("rope_parameters"))
+        json["rope_parameters"] = {
+            {"rope_type", "yarn"}, {"factor", 32.0},    {"beta_fast", 32.0},
+            {"beta_slow", 1.0},    {"truncate", false}, {"original_max_position_embeddings", 4096}};
+    return json;
+}
+
+DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path,
+                        const LlamaClass& of) {
     const ConfigFile file(json, path);
     file.only("hidden_act", std::string("silu"));
-    file.only("attention_bias", false);
     file.only("mlp_bias", false);
-    file.only("use_sliding_window", false);
+    if (of.bias_key.key != std::string("attention_bias")) file.only("attention_bias", false);
     file.only("partial_rotary_factor", 1.0);
-    for (const Json& type : optional_field(json, "layer_types", Json::array(), path))
-        if (type != "full_attention")
-            throw Error(path.string(), " has layers of the type ", to_text(type),
-                        "; only \"full_attention\" is supported");
-    for (const char* experts : {"num_experts", "num_local_experts"})
-        if (json.contains(experts))
-            throw Error(path.string(), " has ", experts, "; mixtures of experts are not supported");
+    for (const auto& [key, value] : Json::parse(of.only).items())
+        if (file.has(key.c_str()) && json[key] != value)
+            throw Error(path.string(), " has ", key, " = ", to_text(json[key]), "; only ",
+                        to_text(value), " is supported");
 
     DecoderSettings settings{.n_layer = file.size("num_hidden_layers"),
                              .n_head = file.size("num_attention_heads"),
@@ -69,16 +68,27 @@ DecoderSpec read_config(const Family& family, const Json& json, const std::files
                              .n_kv_head = file.optional_size("num_key_value_heads"),
                              .head_size = file.optional_size("head_dim"),
                              .n_ff = file.size("intermediate_size"),
-                             .norm_epsilon = file.number("rms_norm_eps", 1e-6),
+                             .norm_epsilon = file.number("rms_norm_eps", of.file.norm_epsilon),
                              .tied_head = file.flag("tie_word_embeddings", false),
                              .init_std = file.number("initializer_range", 0.02)};
-    read_rope(json, path, settings);
+    if (settings.head_size == 0)
+        settings.head_size =
+            of.file.head_size ? of.file.head_size : settings.n_embd / settings.n_head;
+    if (const BiasKey& bias = of.bias_key; bias.key)
+        settings.biases = file.flag(bias.key, bias.fallback) ? bias.if_true : Biases::none;
+    read_windows(of.windows, json, path, settings);
+    read_experts(of.experts, of.expert_keys, json, path, settings);
+    if (of.is_gpt_oss)
+        settings.clamped = {
+            static_cast<float>(file.number("swiglu_alpha", settings.clamped.alpha)),
+            static_cast<float>(file.number("swiglu_limit", settings.clamped.limit))};
+    read_rope(of.is_gpt_oss ? with_yarn(json) : json, path, settings, of.file.rope_theta);
     return family.spec(settings, path.string());
 }
 
-Json config(const DecoderSpec& spec, const char* architecture) {
-    Json json = {{"architectures", {architecture}},
-                 {"model_type", spec.family->model_type},
+Json config(const DecoderSpec& spec, const LlamaClass& of) {
+    Json json = {{"architectures", {of.architecture}},
+                 {"model_type", of.model_type},
                  {"vocab_size", spec.vocab_size},
                  {"max_position_embeddings", spec.n_ctx},
                  {"hidden_size", spec.n_embd},
@@ -93,7 +103,15 @@ Json config(const DecoderSpec& spec, const char* architecture) {
                  {"attention_dropout", 0.0},
                  {"tie_word_embeddings", spec.tied_head},
                  {"use_cache", true}};
+    if (of.bias_key.key) json[of.bias_key.key] = spec.biases != Biases::none;
+    write_windows(of.windows, spec, json);
+    write_experts(of.expert_keys, spec, json);
+    if (of.is_gpt_oss) {
+        json["swiglu_alpha"] = as_written(spec.clamped->alpha);
+        json["swiglu_limit"] = as_written(spec.clamped->limit);
+    }
     write_rope(spec, json);
+    for (const char* always : {of.constants, of.only}) json.update(Json::parse(always));
     return json;
 }
 
@@ -133,15 +151,9 @@ Family llama_class(const LlamaClass& of) {
         .registry = [of](const DecoderSpec& s) { return llama_class_registry(s, of.expert_names); },
         .read =
             [of](const Family& family, const Json& json, const std::filesystem::path& path) {
-                if (of.check) of.check(json, path);
-                return read_config(family, json, path);
+                return read_config(family, json, path, of);
             },
-        .config =
-            [of](const DecoderSpec& spec) {
-                Json json = config(spec, of.architecture);
-                json.update(Json::parse(of.constants));
-                return json;
-            },
+        .config = [of](const DecoderSpec& spec) { return config(spec, of); },
         .is_buffer = is_llama_class_buffer};
 }
 

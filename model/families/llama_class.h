@@ -1,27 +1,45 @@
 // What the families that follow Llama have in common: RMSNorm, SwiGLU, rotary positions, heads that
 // share keys and values, and the names of tensors and of keys in config.json.
 #pragma once
+#include "model/families/expert_config.h"
 #include "model/families/family.h"
+#include "model/families/window_config.h"
 
 namespace train_gpt {
+
+/// A key of config.json that says whether a model has biases.
+struct BiasKey {
+    const char* key = nullptr;  // null: the family has no such key
+    Biases if_true = Biases::attention;
+    bool fallback = false;  // what files without the key mean
+};
+
+/// What files mean that leave these out.
+struct FileDefaults {
+    double rope_theta = 10000, norm_epsilon = 1e-6;
+    int head_size = 0;  // 0: n_embd / n_head
+};
 
 /// Where such a family differs from the others.
 struct LlamaClass {
     const char *model_type, *title, *architecture;  // the class in transformers
     double norm_epsilon = 1e-5, rope_theta = 10000;
-    Biases biases = Biases::none;
+    Biases biases = Biases::none;  // if nothing else is said
+    BiasKey bias_key = {};
     QkNormKind qk_norm = QkNormKind::off;
     int head_size = 0;                   // 0: n_embd / n_head
     bool n_head_divides_n_embd = false;  // transformers refuses other widths, whatever head_dim is
-    /// A mixture: what its models have if nothing else is said, and the names of tensors.
+    bool heads_fill_n_embd = false;      // n_head · head_size is n_embd
+    FileDefaults file = {};
+    WindowKeys windows = {};
+    /// Experts that its models have if nothing else is said; none: they have MLPs.
     ExpertSpec experts = {};
+    ExpertKeys expert_keys = {};
     ExpertNames expert_names = {};
-    /// gpt-oss: sinks, clamped SwiGLU, and a window in every other layer.
-    bool is_gpt_oss = false;
-    /// For keys of config.json that all its models have the same value of: a JSON object.
-    const char* constants = "{}";
-    /// Throws Error for what only this family's config.json can have.
-    void (*check)(const nlohmann::ordered_json& json, const std::filesystem::path& path) = nullptr;
+    bool is_gpt_oss = false;  // sinks, clamped SwiGLU, and a window in every other layer
+    /// Entries of config.json that are written for all its models: JSON objects. Files with other
+    /// values of those in `only` are refused, since the same weights compute something else.
+    const char *constants = "{}", *only = "{}";
 };
 
 Family llama_class(const LlamaClass& of);

@@ -4,12 +4,13 @@
 
 namespace train_gpt {
 
-const Family qwen2 = llama_class({.model_type = "qwen2",
-                                  .title = "Qwen2",
-                                  .architecture = "Qwen2ForCausalLM",
-                                  .norm_epsilon = 1e-6,
-                                  .rope_theta = 1e6,
-                                  .biases = Biases::qkv,
-                                  .constants = R"({"use_sliding_window": false})"});
+const Family qwen2 = llama_class(
+    {.model_type = "qwen2",
+     .title = "Qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .norm_epsilon = 1e-6,
+     .rope_theta = 1e6,
+     .biases = Biases::qkv,
+     .windows = {.layers = WindowKeys::Layers::later, .use_key = true, .fallback = 4096}});
 
 }  // namespace train_gpt

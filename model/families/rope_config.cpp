@@ -147,8 +147,8 @@ Json rope_of(const RopeFrequencies& rope) {
 
 }  // namespace
 
-void read_rope(const Json& json, const std::filesystem::path& path, DecoderSettings& settings) {
-    constexpr double transformers_theta = 10000;  // of files that leave it out
+void read_rope(const Json& json, const std::filesystem::path& path, DecoderSettings& settings,
+               double default_theta) {
     const RopeReader reader(json, path);
     const Json of_old = reader.object(old_key), of_new = reader.object(new_key);
     const RopeFrequencies old_scaling = reader.scaling(old_key, of_old),
@@ -164,7 +164,7 @@ void read_rope(const Json& json, const std::filesystem::path& path, DecoderSetti
     const std::optional<double> top = reader.theta(json), in_old = reader.theta(of_old),
                                 in_new = reader.theta(of_new);
     const std::optional<double> inside = takes_old ? in_old : in_new;
-    settings.rope_theta = inside.value_or(top.value_or(transformers_theta));
+    settings.rope_theta = inside.value_or(top.value_or(default_theta));
     for (const auto& [theta, place] :
          {std::pair{top, ""}, {in_old, " in rope_scaling"}, {in_new, " in rope_parameters"}})
         if (theta && *theta != settings.rope_theta)

@@ -8,10 +8,12 @@
 
 namespace train_gpt {
 
-/// Sets θ and the scaling to what transformers computes with a config.json of either version.
+/// Sets θ and the scaling to what transformers computes with a config.json of either version, which
+/// takes default_theta where files leave θ out.
 /// Throws Error where its entries contradict each other, so that versions differ or an entry is
 /// without effect.
-void read_rope(const Json& json, const std::filesystem::path& path, DecoderSettings& settings);
+void read_rope(const Json& json, const std::filesystem::path& path, DecoderSettings& settings,
+               double default_theta = 10000);
 
 /// Adds the rotation to a config.json, once for each version.
 void write_rope(const DecoderSpec& spec, Json& json);

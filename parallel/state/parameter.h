@@ -45,7 +45,15 @@ enum class Update : uint8_t {
 struct StoredTensor {
     std::string name;         // without the family's prefix
     int64_t rows = 0;         // of ours
-    bool transposed = false;  // stored as [in, out] (Conv1D)
+    bool transposed = false;  // each matrix is stored as [in, out] (Conv1D)
+    /// The rows are so many matrices of equal size, which files stack along a first axis of their
+    /// own; 0: one matrix without this axis.
+    int64_t stacked = 0;
+    /// The two halves of each matrix's rows take turns in files: gate 0, up 0, gate 1, up 1, …
+    bool interleaved = false;
+
+    bool reordered() const { return transposed || interleaved; }
+    int64_t matrix_rows() const { return stacked > 0 ? rows / stacked : rows; }
 };
 
 /// Shapes are as in memory: a linear weight is [out, in].
@@ -74,10 +82,14 @@ struct Parameter {
     std::string tied_to;
     bool has_copy = false;             // it is that other one
     std::vector<StoredTensor> stored;  // they cover the rows, in order
+    /// What files of some programs hold instead of all of `stored`; empty: nothing else. They are
+    /// not reordered.
+    std::vector<StoredTensor> or_stored;
     std::vector<std::string> aliases;  // further names of a tensor with the same values in files
     float init_mean = 0, init_std = 0;
 
-    bool transposed() const { return stored[0].transposed; }  // in files; all of `stored` alike
+    /// Whether files hold the elements of a matrix in another order; all of `stored` are alike.
+    bool reordered() const { return stored[0].reordered(); }
     int64_t rows() const { return shape[0]; }                 // logical
     int64_t cols() const { return numel() / shape[0]; }       // 1 for a vector
     int64_t numel() const { return product(shape); }          // logical

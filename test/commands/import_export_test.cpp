@@ -55,6 +55,23 @@ TEST_CASE("import and export say what they cannot do", "[cli]") {
                   {"--dtype", "fp8"});
     check_refused(train_gpt_with({"export", fixture, "--out", out, "--format", "onnx"}), 2,
                   {"--format", "onnx"});
+    const std::string dense = "test/fixtures/llama-tiny";
+    check_refused(train_gpt_with({"import", dense, "--out", out, "--upcycle", "1"}), 2,
+                  {"--upcycle"});
+    check_refused(train_gpt_with({"import", dense, "--out", out, "--zero-router"}), 2,
+                  {"--zero-router", "--upcycle"});
+    check_refused(train_gpt_with({"import", dense, "--out", out, "--experts-per-token", "2"}), 2,
+                  {"--experts-per-token", "--upcycle"});
+    check_refused(train_gpt_with({"import", dense, "--out", out, "--upcycle", "2",
+                                  "--experts-per-token", "3"}),
+                  2, {"--experts-per-token 3, but --upcycle 2"});
+    check_refused(train_gpt_with({"import", fixture, "--out", out, "--upcycle", "4"}), 1,
+                  {fixture, "SwiGLU"});
+    check_refused(train_gpt_with(Workplace::get().train(
+                      directory / "run", {"--set", "model.init_from=" + std::string(finished_run()),
+                                          "--set", "model.mlp=swiglu", "--set", "model.n_expert=4",
+                                          "--set", "model.n_expert_per_token=2"})),
+                  1, {"has no experts", "import --upcycle 4"});
     for (const char* size : {"0", "-5", "5x", "", "GB"})
         check_refused(train_gpt_with({"export", fixture, "--out", out, "--max-shard-size", size}),
                       2, {"--max-shard-size"});

@@ -1,12 +1,20 @@
 // The families' config.json files, against those of transformers (test/fixtures/*-tiny) and against
 // themselves.
+#include <algorithm>
+#include <array>
+
 #include "base/json_file.h"
 #include "model/families/family.h"
 #include "model/families/gpt2.h"
+#include "model/families/gpt_oss.h"
 #include "model/families/llama.h"
 #include "model/families/mistral.h"
+#include "model/families/mixtral.h"
+#include "model/families/olmoe.h"
 #include "model/families/qwen2.h"
+#include "model/families/qwen2_moe.h"
 #include "model/families/qwen3.h"
+#include "model/families/qwen3_moe.h"
 #include "test/catch.h"
 #include "test/model/random_spec.h"
 #include "test/text.h"
@@ -15,10 +23,42 @@ using namespace train_gpt;
 
 namespace {
 
-const Family* const llama_class_families[] = {&llama, &qwen2, &qwen3, &mistral};
+const Family* const llama_class_families[] = {&llama,     &qwen2,     &qwen3, &mistral, &mixtral,
+                                              &qwen2_moe, &qwen3_moe, &olmoe, &gpt_oss};
+const Family* const mixtures[] = {&mixtral, &qwen2_moe, &qwen3_moe, &olmoe, &gpt_oss};
+
+bool is_mixture(const Family* family) {
+    return std::ranges::find(mixtures, family) != std::end(mixtures);
+}
+
+/// θ where a file leaves it out, in transformers' class.
+double default_theta(const Family* family) {
+    return family == &mixtral ? 1e6 : family == &gpt_oss ? 150000 : 10000;
+}
 
 Json fixture(const Family& family) {
     return read_json(concat("test/fixtures/", family.model_type, "-tiny/config.json"));
+}
+
+/// With windows in some layers and sinks, in the files of a family that has them.
+DecoderSpec with_windows(DecoderSpec spec) {
+    const auto one_of_two = [] { return random_int(0, 1) == 0; };
+    if (one_of_two()) {
+        spec.window = static_cast<int>(random_int(1, 30));
+        spec.window_pattern = std::array{"S", "SL", "LS"}[static_cast<size_t>(random_int(0, 2))];
+        if (spec.n_layer == 1) spec.window_pattern = "S";
+        spec.sinks = one_of_two();
+        if (spec.clamped) spec.clamped->limit = one_of_two() ? 7.0f : 0.3f;
+    }
+    if (spec.is_rotary() && random_int(0, 3) == 0)
+        spec.rope = {.D = spec.head_size,
+                     .theta = 100,
+                     .scaling = RopeScaling::yarn,
+                     .factor = 4,
+                     .original_context = 16,
+                     .yarn = {.beta_fast = 9, .truncate = one_of_two(), .mscale = 2}};
+    spec.family = &family_for(spec);
+    return spec;
 }
 
 DecoderSpec read_back(const DecoderSpec& spec) {
@@ -45,8 +85,8 @@ Json with_rotation(const Family& family, const Json& entries) {
 }  // namespace
 
 TEST_CASE("a family's config.json says all of a model that it holds", "[families]") {
-    for (int repeat = 0; repeat < 200; ++repeat) {
-        const DecoderSpec spec = random_spec();
+    for (int repeat = 0; repeat < 400; ++repeat) {
+        const DecoderSpec spec = with_windows(random_spec());
         CAPTURE(spec.family->model_type, described(spec));
         CHECK(read_back(spec) == spec);
     }
@@ -66,6 +106,10 @@ TEST_CASE("a family's config.json has the keys and values of transformers'", "[f
         for (const auto& [key, value] : ours.items()) {
             CAPTURE(family->model_type, key, value.dump());
             if (key == "rope_theta" || key == "rope_scaling") continue;  // transformers 4's names
+            if (key == "num_experts" && theirs.contains("num_local_experts")) {
+                CHECK(theirs.at("num_local_experts") == value);  // transformers 5's name
+                continue;
+            }
             if (key == "rope_parameters")
                 for (const auto& [name, number] : theirs.at(key).items())
                     CHECK(value.at(name) == number);
@@ -206,6 +250,7 @@ TEST_CASE("a rotation that a config.json describes twice is the one of transform
             const DecoderSpec spec = family->read_config(with_rotation(*family, entries), "f");
             RopeFrequencies wanted = expected;
             wanted.D = spec.head_size;
+            if (expected == linear_by_default) wanted.theta = default_theta(family);
             CHECK(spec.rope == wanted);
             CHECK(family->read_config(family->config(spec), "f") == spec);
         }
@@ -228,7 +273,8 @@ TEST_CASE("a rotation that a config.json describes twice is the one of transform
         refused({{"rope_theta", theta + 1}, {"rope_scaling", with_theta(linear)}},
                 {"rope_theta", "from rope_scaling"});
         refused({{"rope_scaling", linear}, {"rope_parameters", {{"rope_theta", 777}}}},
-                {"rope_theta = 777 in rope_parameters", "10000, its default"});
+                {"rope_theta = 777 in rope_parameters",
+                 concat(default_theta(family), ", its default").c_str()});
         refused({{"rope_parameters", with_context(llama3)},
                  {"original_max_position_embeddings", other_context}},
                 {"original_max_position_embeddings", "remove one"});
@@ -255,11 +301,14 @@ TEST_CASE("variants that compute something else are refused by the name of their
     };
     for (const Family* family : llama_class_families) {
         refused(*family, "hidden_act", "gelu");
-        refused(*family, "attention_bias", true);
-        refused(*family, "num_local_experts", 8);
-        refused(*family, "num_experts", 8);
-        refused(*family, "layer_types", {"full_attention", "sliding_attention"},
-                "sliding_attention");
+        if (family == &qwen2 || family == &qwen2_moe || family == &mistral || family == &mixtral)
+            refused(*family, "attention_bias", true);
+        if (!is_mixture(family)) {
+            refused(*family, "num_local_experts", 8);
+            refused(*family, "num_experts", 8, "num_experts = 8, but models of its model_type");
+        }
+        refused(*family, "layer_types", {"full_attention", "chunked_attention"},
+                "chunked_attention");
         refused(*family, "partial_rotary_factor", 0.5);
         refused(*family, "rope_parameters", {{"rope_type", "yarn"}, {"beta_fast", 32.0}}, "factor");
         refused(*family, "rope_parameters",
@@ -287,13 +336,252 @@ TEST_CASE("variants that compute something else are refused by the name of their
                                      {"tie_word_embeddings", false},
                                      {"add_cross_attention", true}})
         refused(gpt2, key, value);
-    refused(qwen2, "use_sliding_window", true);
-    refused(qwen3, "use_sliding_window", true);
-    refused(mistral, "sliding_window", 4096);
-    Json default_window = fixture(mistral);
-    REQUIRE(default_window.erase("sliding_window") == 1);
-    CHECK(contains(error_of([&] { (void)mistral.read_config(default_window, "folder/f"); }),
-                   "sliding_window = 4096, the default of its class"));
+    refused(mixtral, "router_jitter_noise", 0.1);
+    refused(olmoe, "clip_qkv", 8.0);
+}
+
+TEST_CASE("biases of attention are read and written by the keys of each class", "[families]") {
+    const auto with = [](const Family& family, const char* key, const Json& value) {
+        Json config = fixture(family);
+        config.erase(key);
+        if (!value.is_null()) config[key] = value;
+        const DecoderSpec spec = family.read_config(config, "f");
+        CAPTURE(family.model_type, key, value.dump());
+        CHECK(spec.family == &family);
+        CHECK(read_back(spec) == spec);
+        if (!value.is_null()) CHECK(family.config(spec).at(key) == value);
+        return spec.biases;
+    };
+    for (const Family* family : {&llama, &qwen3, &qwen3_moe, &olmoe, &gpt_oss}) {
+        CHECK(with(*family, "attention_bias", true) == Biases::attention);
+        CHECK(with(*family, "attention_bias", false) == Biases::none);
+        CHECK(with(*family, "attention_bias", nullptr) ==
+              (family == &gpt_oss ? Biases::attention : Biases::none));
+    }
+    CHECK(with(qwen2_moe, "qkv_bias", true) == Biases::qkv);
+    CHECK(with(qwen2_moe, "qkv_bias", false) == Biases::none);
+    CHECK(with(qwen2_moe, "qkv_bias", nullptr) == Biases::qkv);
+}
+
+namespace {
+
+/// Which layers of a family's model have a window, by letters, and its size; with `changes` to the
+/// fixture's config.json (null: the key is left out).
+std::string windows_of(const Family& family, int n_layer, const Json& changes) {
+    Json config = fixture(family);
+    for (const char* key :
+         {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"})
+        config.erase(key);
+    if (family.model_type != std::string("qwen2_moe")) config["mlp_only_layers"] = Json::array();
+    config["num_hidden_layers"] = n_layer;
+    config.update(changes);
+    const DecoderSpec spec = family.read_config(config, "a/f");
+    CAPTURE(family.model_type, n_layer, changes.dump());
+    CHECK(spec.family == &family);
+    CHECK(read_back(spec) == spec);
+    std::string letters;
+    for (int i = 0; i < n_layer; ++i) letters += spec.has_window(i) ? 'S' : 'L';
+    return spec.window > 0 ? concat(letters, " ", spec.window) : letters;
+}
+
+std::string refused_windows(const Family& family, int n_layer, const Json& changes) {
+    return error_of([&] { (void)windows_of(family, n_layer, changes); });
+}
+
+}  // namespace
+
+// The right layers are transformers 5.24's.
+TEST_CASE("sliding windows are in the layers that transformers gives them", "[families]") {
+    const Json S = "sliding_attention", L = "full_attention";
+    // All layers; files without the key have the class's default.
+    CHECK(windows_of(mistral, 3, Json::object()) == "SSS 4096");
+    CHECK(windows_of(mistral, 3, {{"sliding_window", nullptr}}) == "LLL");
+    CHECK(windows_of(mistral, 3, {{"sliding_window", 9}}) == "SSS 9");
+    CHECK(windows_of(mixtral, 3, Json::object()) == "LLL");
+    CHECK(windows_of(mixtral, 3, {{"sliding_window", 9}}) == "SSS 9");
+    CHECK(windows_of(qwen3_moe, 3, {{"sliding_window", 9}}) == "LLL");
+    CHECK(windows_of(qwen3_moe, 3, {{"sliding_window", 9}, {"use_sliding_window", false}}) ==
+          "LLL");
+    CHECK(windows_of(qwen3_moe, 3, {{"sliding_window", 9}, {"use_sliding_window", true}}) ==
+          "SSS 9");
+    CHECK(windows_of(qwen3_moe, 3, {{"use_sliding_window", true}}) == "SSS 4096");
+    // The layers from max_window_layers on, or those that are listed
+    for (const Family* family : {&qwen2, &qwen3}) {
+        const auto windows = [&](Json changes) {
+            changes["sliding_window"] = 9;
+            return windows_of(*family, 4, changes);
+        };
+        CHECK(windows({{"max_window_layers", 1}}) == "LLLL");
+        CHECK(windows({{"max_window_layers", 1}, {"use_sliding_window", true}}) == "LSSS 9");
+        CHECK(windows({{"max_window_layers", 0}, {"use_sliding_window", true}}) == "SSSS 9");
+        CHECK(windows({{"max_window_layers", 4}, {"use_sliding_window", true}}) == "LLLL");
+        CHECK(windows({{"use_sliding_window", true}}) == "LLLL");  // from layer 28 on
+        CHECK(windows({{"max_window_layers", 1},
+                       {"use_sliding_window", true},
+                       {"layer_types", {S, S, L, S}}}) == "SSLS 9");
+    }
+    CHECK(windows_of(qwen2_moe, 4,
+                     {{"use_sliding_window", true},
+                      {"sliding_window", 9},
+                      {"layer_types", {S, L, L, S}}}) == "SLLS 9");
+    // Every other layer, from the first on
+    CHECK(windows_of(gpt_oss, 3, Json::object()) == "SLS 128");
+    CHECK(windows_of(gpt_oss, 4, {{"sliding_window", 9}}) == "SLSL 9");
+    CHECK(windows_of(gpt_oss, 3, {{"layer_types", {L, S, S}}}) == "LSS 128");
+    CHECK(windows_of(gpt_oss, 3, {{"layer_types", {L, L, L}}}) == "LLL");
+
+    for (const Family* family : llama_class_families)
+        CHECK(contains(refused_windows(*family, 3, {{"layer_types", {L, L}}}),
+                       family == &mistral ? "layer_types" : "layer_types for 2 layers"));
+    for (const Family* family : {&llama, &olmoe, &mixtral})
+        CHECK(
+            contains(refused_windows(*family, 2, {{"layer_types", {L, S}}}), "sliding_attention"));
+    CHECK(
+        contains(refused_windows(mistral, 2, {{"layer_types", {L, S}}}), "all layers the window"));
+    for (const Family* family : {&llama, &olmoe})
+        CHECK(contains(refused_windows(*family, 2, {{"use_sliding_window", true}}),
+                       "use_sliding_window"));
+    for (const Family* family : {&mistral, &mixtral})
+        CHECK(contains(
+            refused_windows(*family, 2, {{"use_sliding_window", false}, {"sliding_window", 9}}),
+            "use_sliding_window"));
+    for (const Family* family : {&qwen2, &qwen3, &qwen2_moe})
+        CHECK(contains(refused_windows(*family, 2, {{"layer_types", {L, S}}}),
+                       "use_sliding_window = false"));
+    CHECK(contains(
+        refused_windows(gpt_oss, 2, {{"sliding_window", nullptr}, {"layer_types", {L, S}}}),
+        "sliding_window = null"));
+    CHECK(
+        contains(refused_windows(qwen2_moe, 2, {{"use_sliding_window", true}}), "add layer_types"));
+    CHECK(contains(
+        refused_windows(qwen3_moe, 2, {{"use_sliding_window", true}, {"max_window_layers", 1}}),
+        "max_window_layers = 1"));
+}
+
+TEST_CASE("layers that are said in other words are the same layers", "[families]") {
+    DecoderSettings settings = extents();
+    settings.n_layer = 6, settings.window = 8;
+    const auto pattern_of = [&](const char* said) {
+        settings.window_pattern = said;
+        return llama.spec(settings).window_pattern;
+    };
+    CHECK(pattern_of("SSSSSS") == "S");
+    CHECK(pattern_of("SLSLSL") == "SL");
+    CHECK(pattern_of("SLLSLLS") == "SLL");
+    CHECK(pattern_of("SLLSLSLL") == "SLLSLS");
+    settings.window_pattern = "LLLLLLS";
+    CHECK(llama.spec(settings).window == 0);
+    settings.window_pattern = "";
+    settings.n_expert = 4, settings.n_expert_per_token = 1;
+    settings.experts_every = 2, settings.dense_layers = {3, 0, 3, 2};
+    CHECK(qwen3_moe.spec(settings).dense_layers == std::vector<int>{3});
+}
+
+namespace {
+
+std::string refused_experts(const Family& family, const Json& changes) {
+    Json config = fixture(family);
+    config.update(changes);
+    return error_of([&] { (void)family.read_config(config, "a/f"); });
+}
+
+}  // namespace
+
+TEST_CASE("experts are read as transformers reads them", "[families]") {
+    for (const Family* family : mixtures) {
+        CAPTURE(family->model_type);
+        Json config = fixture(*family);
+        const Json E =
+            config.contains("num_experts") ? config["num_experts"] : config["num_local_experts"];
+        // One spelling or the other, or both
+        const DecoderSpec spec = family->read_config(config, "f");
+        CHECK(spec.experts.n_expert == E);
+        for (const char* key : {"num_experts", "num_local_experts"}) {
+            for (const char* one : {"num_experts", "num_local_experts"}) config.erase(one);
+            CHECK(contains(error_of([&] { (void)family->read_config(config, "f"); }), "experts"));
+            config[key] = E;
+            CHECK(family->read_config(config, "f") == spec);
+        }
+        CHECK(contains(refused_experts(*family, {{"num_experts", 3}, {"num_local_experts", 4}}),
+                       "num_experts = 3, but num_local_experts = 4"));
+        CHECK(contains(refused_experts(*family, {{"num_experts_per_tok", 99}}),
+                       "n_expert_per_token = 99; it must lie between 1 and"));
+        CHECK(contains(refused_experts(*family, {{"num_experts_per_tok", 10}}),
+                       "a token cannot go to more experts than there are"));
+
+        // Without the key, a token's weights do not add up to 1, but in classes without it.
+        config.erase("norm_topk_prob");
+        const bool has_key = family != &mixtral && family != &gpt_oss;
+        CHECK(family->read_config(config, "f").experts.rule.normalise == !has_key);
+        if (has_key) {
+            config["norm_topk_prob"] = true;
+            CHECK(family->read_config(config, "f").experts.rule.normalise);
+        }
+    }
+
+    const auto layers = [](const Family& family, int n_layer, const Json& changes) {
+        Json config = fixture(family);
+        config["num_hidden_layers"] = n_layer;
+        for (const char* key :
+             {"decoder_sparse_step", "mlp_only_layers", "use_sliding_window", "layer_types"})
+            config.erase(key);
+        config.update(changes);
+        const DecoderSpec spec = family.read_config(config, "f");
+        CHECK(read_back(spec) == spec);
+        CHECK(spec.family == &family);
+        std::string letters;
+        for (int i = 0; i < n_layer; ++i) letters += spec.has_experts(i) ? 'E' : 'd';
+        return letters;
+    };
+    for (const Family* family : {&qwen2_moe, &qwen3_moe}) {
+        CHECK(layers(*family, 5, Json::object()) == "EEEEE");
+        CHECK(layers(*family, 5, {{"decoder_sparse_step", 2}}) == "dEdEd");
+        CHECK(layers(*family, 5, {{"decoder_sparse_step", 3}}) == "ddEdd");
+        CHECK(layers(*family, 5, {{"mlp_only_layers", {0, 3}}}) == "dEEdE");
+        CHECK(layers(*family, 5, {{"mlp_only_layers", {1}}, {"decoder_sparse_step", 2}}) ==
+              "dddEd");
+        CHECK(contains(refused_experts(*family, {{"mlp_only_layers", {0, 1, 2}}}),
+                       "leave no layer for experts"));
+        CHECK(contains(refused_experts(*family, {{"mlp_only_layers", {0.5}}}), "mlp_only_layers"));
+        CHECK(contains(refused_experts(*family, {{"moe_intermediate_size", nullptr}}),
+                       "moe_intermediate_size"));
+    }
+    CHECK(layers(olmoe, 2, {{"decoder_sparse_step", 2}}) == "EE");  // which its class does not read
+
+    const auto n_ff = [](const Family& family) {
+        const DecoderSpec spec = family.read_config(fixture(family), "f");
+        return std::array{spec.n_ff, spec.experts.n_ff, spec.experts.n_ff_shared};
+    };
+    CHECK(n_ff(mixtral) == std::array{18, 18, 0});
+    CHECK(n_ff(qwen2_moe) == std::array{26, 14, 22});
+    CHECK(n_ff(qwen3_moe) == std::array{38, 10, 0});
+    CHECK(n_ff(olmoe) == std::array{9, 9, 0});
+    CHECK(n_ff(gpt_oss) == std::array{14, 14, 0});
+}
+
+TEST_CASE("gpt-oss' clamps and rotation are read, or are those of its class", "[families]") {
+    Json config = fixture(gpt_oss);
+    const DecoderSpec spec = gpt_oss.read_config(config, "f");
+    REQUIRE(spec.clamped);
+    CHECK(spec.clamped->limit == 1.5f);
+    CHECK(spec.clamped->alpha == 1.702f);
+    CHECK(spec.sinks);
+    CHECK(gpt_oss.config(spec).at("swiglu_alpha") == 1.702);
+    for (const char* key : {"swiglu_limit", "swiglu_alpha", "rope_parameters"}) config.erase(key);
+    config["max_position_embeddings"] = 131072;
+    const DecoderSpec plain = gpt_oss.read_config(config, "f");
+    CHECK(plain.clamped == ClampedSwiglu{});
+    CHECK(plain.rope == RopeFrequencies{.D = 16,
+                                        .theta = 150000,
+                                        .scaling = RopeScaling::yarn,
+                                        .factor = 32,
+                                        .original_context = 4096,
+                                        .yarn = {.truncate = false}});
+    CHECK(read_back(plain) == plain);
+    config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 77.0}};
+    CHECK(gpt_oss.read_config(config, "f").rope == RopeFrequencies{.D = 16, .theta = 77});
+    config["swiglu_limit"] = -1;
+    CHECK(contains(error_of([&] { (void)gpt_oss.read_config(config, "f"); }), "limit = -1"));
 }
 
 TEST_CASE("what a config.json does not say is as in transformers", "[families]") {
@@ -303,7 +591,8 @@ TEST_CASE("what a config.json does not say is as in transformers", "[families]")
             config.erase(key);
         const DecoderSpec spec = family->read_config(config, "config.json");
         CAPTURE(family->model_type);
-        CHECK(spec.norm_epsilon == 1e-6);
+        const bool larger = family == &mixtral || family == &olmoe || family == &gpt_oss;
+        CHECK(spec.norm_epsilon == (larger ? 1e-5 : 1e-6));
         CHECK_FALSE(spec.tied_head);
         CHECK(spec.init_std == 0.02);
     }
@@ -367,6 +656,32 @@ TEST_CASE("a combination that no family has is kept in files that say so", "[fam
     CHECK(llama.spec(settings).family == &qwen2);
     settings.biases = Biases::none, settings.qk_norm = QkNormKind::head;
     CHECK(llama.spec(settings).family == &qwen3);
+    // Windows and experts
+    settings = extents();
+    settings.window = 16;
+    CHECK(llama.spec(settings).family == &mistral);
+    settings.window_pattern = "SL", settings.biases = Biases::qkv;
+    CHECK(llama.spec(settings).family == &qwen2);
+    settings.biases = {};
+    CHECK(beyond_transformers(llama.spec(settings)) == "window = 16 in these layers");
+    settings.window = {}, settings.window_pattern = "", settings.sinks = true;
+    CHECK(beyond_transformers(llama.spec(settings)) == "sinks outside of gpt-oss");
+    settings.sinks = {}, settings.n_expert = 4, settings.n_expert_per_token = 2;
+    CHECK(llama.spec(settings).family->model_type == std::string("train_gpt"));
+    settings.router_normalise = true;
+    CHECK(llama.spec(settings).family == &mixtral);
+    settings.qk_norm = QkNormKind::head, settings.dense_layers = {0};
+    CHECK(llama.spec(settings).family == &qwen3_moe);
+    settings.qk_norm = {};
+    CHECK(beyond_transformers(llama.spec(settings)) == "dense layers in such a mixture");
+    settings.dense_layers = {}, settings.n_ff_shared = 24;
+    CHECK(beyond_transformers(llama.spec(settings)) == "such a shared expert");
+    settings.shared_gate = true, settings.biases = Biases::qkv;
+    CHECK(llama.spec(settings).family == &qwen2_moe);
+    settings.router = RouterScore::sigmoid, settings.router_scale = 2.5;
+    settings.selection_bias = true;
+    CHECK(beyond_transformers(llama.spec(settings)) ==
+          "selection biases (router.balance = bias), router = sigmoid, router_scale = 2.5");
     // One that several families hold stays in the files of its own.
     for (const Family* family : llama_class_families)
         CHECK(&family_for(family->spec(extents())) == family);
@@ -395,6 +710,14 @@ TEST_CASE("a combination without a meaning is refused in a sentence", "[families
     refused(llama, with([](S& s) { s.init_std = 2; }), "init_std = 2");
     refused(llama, with([](S& s) { s.head_softcap = -30; }), "head_softcap = -30");
     refused(gpt2, with([](S& s) { s.attention_softcap = 1e-9; }), "attention_softcap = 1e-09");
+    refused(mixtral, with([](S& s) { s.n_expert_per_token = 9; }),
+            "n_expert_per_token = 9, but n_expert = 8");
+    refused(mixtral, with([](S& s) { s.n_expert = 513; }), "n_expert = 513");
+    refused(mixtral, with([](S& s) { s.mlp = Mlp::gelu; }), "set mlp to swiglu");
+    refused(mixtral, with([](S& s) { s.dense_layers = {0, 1}; }), "leave no layer for experts");
+    refused(mixtral, with([](S& s) { s.dense_layers = {7}; }), "layer 7 among dense_layers");
+    refused(llama, with([](S& s) { s.window = 4, s.window_pattern = "SX"; }),
+            "window_pattern = \"SX\"");
     refused(gpt2, with([](S& s) { s.qk_norm = QkNormKind::head; }), "set positions to rope");
     refused(gpt2, with([](S& s) { s.rope_scaling.scaling = RopeScaling::linear; }),
             "set positions to rope");

@@ -18,12 +18,14 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "training/files/safetensors.h"
+#include "training/files/upcycle.h"
 
 using namespace train_gpt;
 
 namespace {
 
-const char* const families[] = {"gpt2", "llama", "qwen2", "qwen3", "mistral"};
+const char* const families[] = {"gpt2",    "llama",     "qwen2",     "qwen3", "mistral",
+                                "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"};
 
 std::vector<float> read(const SafetensorsFile& file, const std::string& name) {
     const TensorInfo& info = file.at(name);
@@ -36,17 +38,33 @@ double read_metadata(const SafetensorsFile& file, const std::string& name) {
     return std::stod(file.metadata().at(name));
 }
 
+/// The tensors that hold a parameter in a file: of transformers 5, a layer's experts are one.
+const std::vector<StoredTensor>& tensors_of(const SafetensorsFile& file, const std::string& prefix,
+                                            const Parameter& p) {
+    const bool other = !p.or_stored.empty() && file.find(prefix + p.or_stored[0].name);
+    return other ? p.or_stored : p.stored;
+}
+
 /// Values of a parameter, which files may hold as several tensors, in our layout.
 std::vector<float> read(const SafetensorsFile& file, const std::string& prefix,
                         const Parameter& p) {
     std::vector<float> result;
-    for (const StoredTensor& stored : p.stored) {
+    for (const StoredTensor& stored : tensors_of(file, prefix, p)) {
         const std::vector<float> values = read(file, prefix + stored.name);
-        const size_t out = static_cast<size_t>(stored.rows), in = static_cast<size_t>(p.cols());
-        REQUIRE(values.size() == out * in);
-        for (size_t o = 0; o < out; ++o)
-            for (size_t i = 0; i < in; ++i)
-                result.push_back(values[stored.transposed ? i * out + o : o * in + i]);
+        const auto matrices = static_cast<size_t>(stored.stacked > 0 ? stored.stacked : 1),
+                   out = static_cast<size_t>(stored.rows) / matrices,
+                   in = static_cast<size_t>(p.cols());
+        REQUIRE(values.size() == matrices * out * in);
+        for (size_t m = 0; m < matrices; ++m)
+            for (size_t o = 0; o < out; ++o) {
+                // Gate and up may take turns.
+                const size_t row = !stored.interleaved ? o
+                                   : o < out / 2       ? 2 * o
+                                                       : 2 * (o - out / 2) + 1;
+                for (size_t i = 0; i < in; ++i)
+                    result.push_back(
+                        values[m * out * in + (stored.transposed ? i * out + row : row * in + i)]);
+            }
     }
     return result;
 }
@@ -120,7 +138,7 @@ void check_gradient(const Fixture& f, const TinyModel& m, int i, DType dtype) {
     const Parameter& p = m.parameter(i);
     const std::vector<float> ours = m.gradient(i), reference = read(f.expected, "gradient.", p);
     std::ptrdiff_t first = 0;
-    for (const StoredTensor& stored : p.stored) {
+    for (const StoredTensor& stored : tensors_of(f.expected, "gradient.", p)) {
         const std::ptrdiff_t end = first + stored.rows * p.cols();
         check_close(f.expected, "gradient." + stored.name, dtype,
                     difference({ours.begin() + first, ours.begin() + end},
@@ -155,6 +173,19 @@ TEST_CASE("loss and every gradient equal PyTorch's float64", "[model][cuda]") {
                             difference(m.losses(), read(f.expected, "token_losses")));
                 for (int i = 0; i < m.count(); ++i) check_gradient(f, m, i, dtype);
             }
+    }
+}
+
+TEST_CASE("an upcycled model has the loss of its dense model", "[model]") {
+    for (const char* family : {"llama", "qwen2", "qwen3", "mistral"}) {
+        const Fixture f(family);
+        const StoredModel mixture =
+            upcycled(open_model_folder(f.folder), {.n_expert = 5, .n_expert_per_token = 3}, "it");
+        TinyModel m(mixture.spec, f.B, f.T, DType::fp32);
+        load_weights(mixture, *m.parameters);
+        const double loss = m.run(f.tokens.data(), f.targets.data()) / f.valid;
+        CAPTURE(family);
+        CHECK(std::fabs(loss - double{read(f.expected, "loss")[0]}) < 1e-5);
     }
 }
 

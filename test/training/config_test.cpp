@@ -623,6 +623,57 @@ TEST_CASE("the presets of published Llama-class models have all of their paramet
     }
 }
 
+namespace {
+
+/// The shape of a published mixture.
+struct Mixture {
+    std::string preset;
+    int64_t L, C, H, K, D, V;  // layers, channels, heads of queries and of keys, their size, tokens
+    int64_t E, k, F, shared;   // experts, a token's, their width, the shared expert's
+    int64_t attention_vectors = 0;  // biases, norms and sinks
+    int64_t expert_biases = 0, router_bias = 0;
+    double total = 0, active = 0;  // as published
+};
+
+}  // namespace
+
+// Totals and active parameters as published: Qwen3's report (arXiv 2505.09388), gpt-oss' model card
+// (arXiv 2508.10925, which does not count the embedding as active), Mixtral's paper (arXiv
+// 2401.04088), OLMoE's (arXiv 2409.02060), Qwen1.5-MoE's announcement.
+TEST_CASE("the presets of published mixtures have all of their parameters, total and active",
+          "[config][plan]") {
+    const Mixture mixtures[] = {
+        {"qwen3-30b-a3b", 48, 2048, 32, 4, 128, 151936, 128, 8, 768, 0, 2 * 128, 0, 0, 30.5e9,
+         3.3e9},
+        {"gpt-oss-20b", 24, 2880, 64, 8, 64, 201088, 32, 4, 2880, 0, (64 + 2 * 8) * 64 + 2880 + 64,
+         2 * 2880 + 2880, 32, 20.91e9, 3.61e9 + 201088.0 * 2880},
+        {"mixtral-8x7b", 32, 4096, 32, 8, 128, 32000, 8, 2, 14336, 0, 0, 0, 0, 46.7e9, 12.9e9},
+        {"olmoe-1b-7b", 16, 2048, 16, 16, 128, 50304, 64, 8, 1024, 0, 2 * 2048, 0, 0, 6.92e9,
+         1.28e9},
+        {"qwen1.5-moe-a2.7b", 24, 2048, 16, 16, 128, 151936, 60, 4, 1408, 5632, 3 * 2048, 0, 0,
+         14.3e9, 2.7e9}};
+    for (const Mixture& m : mixtures) {
+        CAPTURE(m.preset);
+        const int64_t attention =
+                          m.C * (m.H + 2 * m.K) * m.D + m.H * m.D * m.C + m.attention_vectors,
+                      expert = 3 * m.C * m.F + m.expert_biases,
+                      shared = m.shared > 0 ? 3 * m.C * m.shared + m.C : 0,
+                      router = m.C * m.E + m.router_bias,
+                      rest = m.L * (attention + 2 * m.C + shared + router) + 2 * m.V * m.C + m.C,
+                      total = rest + m.L * m.E * expert, active = rest + m.L * m.k * expert;
+        const Config config = load_config(repository() / "configs" / (m.preset + ".json"), {});
+        const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+        CHECK(registry_of(spec).numel() == total);
+        CHECK(registry_of(spec).numel() - spec.idle_parameters() == active);
+        CHECK(std::abs(static_cast<double>(total) / m.total - 1) < 0.003);
+        CHECK(std::abs(static_cast<double>(active) / m.active - 1) < 0.02);
+        CHECK(beyond_transformers(spec) == "");
+        CHECK(spec.family->model_type == config.model.family);
+        for (const int64_t count : {total, active})
+            CHECK(contains(config.description, with_separators(count)));
+    }
+}
+
 TEST_CASE("where a configuration departs from its family, its model does", "[config]") {
     Config config;
     auto& m = config.model;

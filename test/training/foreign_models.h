@@ -78,12 +78,12 @@ inline Numbers random_numbers(StoredType type) {
 }
 
 inline std::vector<int64_t> hugging_face_shape(const Parameter& p) {
-    return p.transposed() ? std::vector<int64_t>{p.shape[1], p.shape[0]} : p.shape;
+    return p.reordered() ? std::vector<int64_t>{p.shape[1], p.shape[0]} : p.shape;
 }
 
 /// Elements in Hugging Face's order.
 inline std::vector<float> hugging_face_values(const Parameter& p, const std::vector<float>& ours) {
-    if (!p.transposed()) return ours;
+    if (!p.reordered()) return ours;
     std::vector<float> theirs;
     for (int64_t in = 0; in < p.shape[1]; ++in)
         for (int64_t out = 0; out < p.shape[0]; ++out)
@@ -160,7 +160,7 @@ inline void check_holds(const StoredModel& stored, const Numbers& model) {
         std::vector<float> values(wanted.size(), NAN);
         stored.read(p, 0, values);
         CHECK(std::memcmp(values.data(), wanted.data(), wanted.size() * sizeof(float)) == 0);
-        if (p.transposed()) continue;
+        if (p.reordered()) continue;
         const int64_t first = random_int(0, p.numel() - 1), n = random_int(1, p.numel() - first);
         values.assign(static_cast<size_t>(n), NAN);
         stored.read(p, first, values);

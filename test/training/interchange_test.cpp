@@ -361,7 +361,8 @@ TEST_CASE("frequencies that older versions of transformers saved are no weights"
 
 TEST_CASE("folders that transformers wrote come back bit for bit, whatever the family",
           "[interchange]") {
-    for (const char* family : {"gpt2", "llama", "qwen2", "qwen3", "mistral"}) {
+    for (const char* family : {"gpt2", "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe",
+                               "qwen3_moe", "olmoe", "gpt_oss"}) {
         const TemporaryDirectory directory;
         const fs::path fixture = concat("test/fixtures/", family, "-tiny"),
                        source = directory / "source";
@@ -402,6 +403,352 @@ TEST_CASE("folders that transformers wrote come back bit for bit, whatever the f
         }
         CHECK(fs::exists(directory / "model.bin") == (spec.family == &gpt2));
     }
+}
+
+namespace {
+
+constexpr const char* mixtures[] = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"};
+
+/// A model of random weights in a family's fixture's shape, as a folder holds it.
+struct RandomModel {
+    StoredModel model;
+    std::map<std::string, std::vector<float>> values;  // in our layout
+
+    explicit RandomModel(const DecoderSpec& spec) : model{.spec = spec, .read = {}} {
+        for (const Parameter& p : registry_of(spec).parameters)
+            values[p.name] = random_normal(static_cast<size_t>(p.numel()));
+        model.read = [this](const Parameter& p, int64_t first, std::span<float> out) {
+            std::copy_n(values.at(p.name).begin() + first, out.size(), out.begin());
+        };
+    }
+    RandomModel(const RandomModel&) = delete;
+};
+
+DecoderSpec fixture_spec(const std::string& family) {
+    return read_model_spec(concat("test/fixtures/", family, "-tiny"));
+}
+
+std::vector<float> floats(const SafetensorsFile& file, const std::string& name) {
+    const TensorInfo& info = file.at(name);
+    std::vector<float> values(static_cast<size_t>(info.numel()));
+    file.read_floats(info, values.data());
+    return values;
+}
+
+}  // namespace
+
+TEST_CASE("experts are in files where transformers has them, element by element", "[interchange]") {
+    for (const std::string family : mixtures) {
+        const TemporaryDirectory directory;
+        const RandomModel random(fixture_spec(family));
+        const DecoderSpec& spec = random.model.spec;
+        write_model(fs::path(directory.path()), random.model, StoredType::fp32);
+        const SafetensorsFile file(directory / "model.safetensors");
+        const Registry registry = registry_of(spec);
+        const int64_t E = spec.experts.n_expert, F = spec.experts.n_ff, C = spec.n_embd;
+        for (int layer = 0; layer < spec.n_layer; ++layer) {
+            if (!spec.has_experts(layer)) continue;
+            CAPTURE(family, layer);
+            const BlockParameters& block = registry.blocks[static_cast<size_t>(layer)];
+            const auto ours = [&](int i) -> const std::vector<float>& {
+                return random.values.at(registry.parameters[static_cast<size_t>(i)].name);
+            };
+            const std::string mlp = concat("model.layers.", layer,
+                                           family == "mixtral" ? ".block_sparse_moe." : ".mlp.");
+            const char* router = family == "gpt_oss" ? "router" : "gate";
+            CHECK(floats(file, concat(mlp, router, ".weight")) == ours(block.router_w));
+            const auto up = [&](int64_t e, int64_t row, int64_t c) {
+                return ours(block.up_w)[static_cast<size_t>((e * 2 * F + row) * C + c)];
+            };
+            const auto down = [&](int64_t e, int64_t c, int64_t f) {
+                return ours(block.down_w)[static_cast<size_t>((e * C + c) * F + f)];
+            };
+            if (family != "gpt_oss") {
+                const auto same = [&](int64_t e, const char* part, int64_t rows, int64_t cols,
+                                      const auto& of) {
+                    const std::vector<float> theirs =
+                        floats(file, concat(mlp, "experts.", e, ".", part, ".weight"));
+                    int64_t wrong = 0;
+                    for (int64_t r = 0; r < rows; ++r)
+                        for (int64_t c = 0; c < cols; ++c)
+                            wrong += theirs[static_cast<size_t>(r * cols + c)] != of(r, c);
+                    CAPTURE(e, part);
+                    CHECK(wrong == 0);
+                };
+                const bool numbered = family == "mixtral";
+                for (int64_t e = 0; e < E; ++e) {
+                    same(e, numbered ? "w1" : "gate_proj", F, C,
+                         [&](int64_t r, int64_t c) { return up(e, r, c); });
+                    same(e, numbered ? "w3" : "up_proj", F, C,
+                         [&](int64_t r, int64_t c) { return up(e, F + r, c); });
+                    same(e, numbered ? "w2" : "down_proj", C, F,
+                         [&](int64_t r, int64_t c) { return down(e, r, c); });
+                }
+                continue;
+            }
+            CHECK(file.at(mlp + "experts.gate_up_proj").shape == std::vector{E, C, 2 * F});
+            CHECK(file.at(mlp + "experts.down_proj").shape == std::vector{E, F, C});
+            CHECK(file.at(mlp + "experts.gate_up_proj_bias").shape == std::vector{E, 2 * F});
+            CHECK(floats(file, mlp + "experts.down_proj_bias") == ours(block.down_b));
+            const std::vector<float> gate_up = floats(file, mlp + "experts.gate_up_proj"),
+                                     bias = floats(file, mlp + "experts.gate_up_proj_bias"),
+                                     theirs = floats(file, mlp + "experts.down_proj");
+            int64_t wrong = 0;
+            for (int64_t e = 0; e < E; ++e)
+                for (int64_t f = 0; f < F; ++f)
+                    for (int64_t half = 0; half < 2; ++half) {
+                        wrong += bias[static_cast<size_t>((e * F + f) * 2 + half)] !=
+                                 ours(block.up_b)[static_cast<size_t>((e * 2 + half) * F + f)];
+                        for (int64_t c = 0; c < C; ++c)
+                            wrong +=
+                                gate_up[static_cast<size_t>(((e * C + c) * F + f) * 2 + half)] !=
+                                up(e, half * F + f, c);
+                    }
+            CHECK(wrong == 0);
+            for (int64_t e = 0; e < E; ++e)
+                for (int64_t f = 0; f < F; ++f)
+                    for (int64_t c = 0; c < C; ++c)
+                        wrong += theirs[static_cast<size_t>((e * F + f) * C + c)] != down(e, c, f);
+            CHECK(wrong == 0);
+        }
+
+        // They come back, whole or by matrices.
+        const StoredModel back = open_model_folder(fs::path(directory.path()));
+        CHECK(back.spec == spec);
+        for (const Parameter& p : registry.parameters) {
+            CAPTURE(family, p.name);
+            const std::vector<float>& wanted = random.values.at(p.name);
+            std::vector<float> values(wanted.size(), NAN);
+            back.read(p, 0, values);
+            CHECK(values == wanted);
+            const int64_t matrix = p.stored[0].matrix_rows() * p.cols(),
+                          first = p.reordered() ? matrix * random_int(0, p.numel() / matrix - 1)
+                                                : random_int(0, p.numel() - 1),
+                          n = p.reordered() ? matrix : random_int(1, p.numel() - first);
+            values.assign(static_cast<size_t>(n), NAN);
+            back.read(p, first, values);
+            CHECK(std::equal(values.begin(), values.end(), wanted.begin() + first));
+        }
+    }
+}
+
+TEST_CASE("a folder may hold a layer's experts in one tensor, as transformers 5 does in memory",
+          "[interchange]") {
+    for (const std::string family : {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}) {
+        const TemporaryDirectory directory;
+        const RandomModel random(fixture_spec(family));
+        const DecoderSpec& spec = random.model.spec;
+        fs::copy(concat("test/fixtures/", family, "-tiny/config.json"), directory / "config.json");
+        Tensors tensors;
+        const int64_t E = spec.experts.n_expert, F = spec.experts.n_ff, C = spec.n_embd;
+        const auto write = [&] {
+            fs::remove(directory / "model.safetensors");
+            write_tensors(directory / "model.safetensors", tensors);
+            return open_model_folder(fs::path(directory.path()));
+        };
+        for (const Parameter& p : registry_of(spec).parameters) {
+            const std::vector<float>& values = random.values.at(p.name);
+            std::string name = p.name;
+            const std::string mlp = ".block_sparse_moe.";
+            if (const auto at = name.find(mlp); at != name.npos)
+                name.replace(at, mlp.size(), ".mlp.");
+            if (p.stored.size() == 1) {
+                tensors.push_back({name, "F32", bytes_of(values, StoredType::fp32), p.shape});
+            } else if (!contains(name, ".experts.")) {  // q, k and v; gate and up
+                auto at = values.begin();
+                for (const StoredTensor& stored : p.stored) {
+                    const auto end = at + stored.rows * p.cols();
+                    auto shape = p.shape;
+                    shape[0] = stored.rows;
+                    tensors.push_back(
+                        {stored.name, "F32", bytes_of({at, end}, StoredType::fp32), shape});
+                    at = end;
+                }
+            } else {
+                const bool is_up = contains(name, "gate_up");
+                tensors.push_back({name.substr(0, name.size() - std::strlen(".weight")),
+                                   "F32",
+                                   bytes_of(values, StoredType::fp32),
+                                   {E, is_up ? 2 * F : C, is_up ? C : F}});
+            }
+        }
+        CAPTURE(family);
+        const StoredModel found = write();
+        for (const Parameter& p : registry_of(spec).parameters) {
+            std::vector<float> values(static_cast<size_t>(p.numel()), NAN);
+            found.read(p, 0, values);
+            CAPTURE(p.name);
+            CHECK(values == random.values.at(p.name));
+        }
+        // Experts of another shape are refused.
+        for (ForeignTensor& tensor : tensors)
+            if (tensor.name.ends_with("gate_up_proj")) std::swap(tensor.shape[1], tensor.shape[2]);
+        if (2 * F != C) CHECK(contains(error_of(write), "gate_up_proj"));
+    }
+}
+
+TEST_CASE("quantized weights, latent attention and groups of experts are refused by name",
+          "[interchange]") {
+    const TemporaryDirectory directory;
+    const fs::path fixture = "test/fixtures/gpt_oss-tiny";
+    const auto refused = [&](const char* key, const Json& value) {
+        Json config = read_json(fixture / "config.json");
+        config[key] = value;
+        fs::remove(directory / "config.json");
+        write(directory / "config.json", config.dump());
+        return error_of([&] { (void)read_model_spec(directory.path()); });
+    };
+    CHECK(contains(refused("quantization_config", {{"quant_method", "mxfp4"}}), "Mxfp4Config"));
+    CHECK(
+        contains(refused("kv_lora_rank", 512), "kv_lora_rank = 512; multi-head latent attention"));
+    CHECK(contains(refused("n_group", 8), "n_group = 8; routers that choose groups of experts"));
+    CHECK(refused("n_group", 1) == "");
+    CHECK(contains(refused("model_type", "deepseek_v3"), "\"gpt_oss\" are supported"));
+
+    fs::remove(directory / "config.json");
+    fs::copy(fixture / "config.json", directory / "config.json");
+    write_tensors(
+        directory / "model.safetensors",
+        {{"model.layers.0.mlp.experts.gate_up_proj_blocks", "U8", std::string(8, '\1'), {8}},
+         {"model.layers.0.mlp.experts.gate_up_proj_scales", "U8", std::string(4, '\1'), {4}}});
+    const std::string error = error_of([&] { (void)open_model_folder(directory.path()); });
+    CHECK(contains(error, "MXFP4 weights (model.layers.0.mlp.experts.gate_up_proj_blocks)"));
+    CHECK(contains(error, "dequantize=True"));
+}
+
+TEST_CASE("an upcycled model has its dense model's MLP in every expert", "[interchange]") {
+    for (const std::string family : {"llama", "qwen2", "qwen3", "mistral"})
+        for (const bool zero_router : {false, true}) {
+            const TemporaryDirectory directory;
+            const fs::path source = concat("test/fixtures/", family, "-tiny");
+            const int E = static_cast<int>(random_int(2, 7)),
+                      k = static_cast<int>(random_int(1, std::min(E, 3)));
+            CAPTURE(family, E, k, zero_router);
+            const std::string said = import_model({.source = source,
+                                                   .out = directory / "out",
+                                                   .tokenizer = "",
+                                                   .upcycling = {E, k, zero_router}});
+            const StoredModel dense = open_model_folder(source),
+                              mixture = open_model_folder(fs::path(directory / "out"));
+            const ExpertSpec& experts = mixture.spec.experts;
+            CHECK(experts == ExpertSpec{.n_expert = E,
+                                        .n_expert_per_token = k,
+                                        .n_ff = dense.spec.n_ff,
+                                        .rule = {.normalise = true}});
+            CHECK(mixture.spec.family->model_type == std::string(family == "qwen3"   ? "qwen3_moe"
+                                                                 : family == "qwen2" ? "train_gpt"
+                                                                                     : "mixtral"));
+            CHECK(contains(said, "only train_gpt reads it") == (family == "qwen2"));
+            const Registry from = registry_of(dense.spec), to = registry_of(mixture.spec);
+            const auto read = [](const StoredModel& model, const Registry& of, int i) {
+                const Parameter& p = of.parameters[static_cast<size_t>(i)];
+                std::vector<float> values(static_cast<size_t>(p.numel()));
+                model.read(p, 0, values);
+                return values;
+            };
+            for (size_t i = 0; i < to.blocks.size(); ++i) {
+                const BlockParameters &old = from.blocks[i], &block = to.blocks[i];
+                for (const auto member : {&BlockParameters::up_w, &BlockParameters::down_w}) {
+                    const std::vector<float> one = read(dense, from, old.*member),
+                                             all = read(mixture, to, block.*member);
+                    REQUIRE(all.size() == static_cast<size_t>(E) * one.size());
+                    for (int e = 0; e < E; ++e)
+                        CHECK(
+                            std::equal(one.begin(), one.end(), all.begin() + e * std::ssize(one)));
+                }
+                for (const auto member : {&BlockParameters::norm1_w, &BlockParameters::qkv_w,
+                                          &BlockParameters::qkv_b, &BlockParameters::out_w,
+                                          &BlockParameters::q_norm_w, &BlockParameters::norm2_w})
+                    if (old.*member >= 0)
+                        CHECK(read(dense, from, old.*member) == read(mixture, to, block.*member));
+                const std::vector<float> router = read(mixture, to, block.router_w);
+                CHECK(std::ranges::all_of(router, [](float v) { return v == 0; }) == zero_router);
+            }
+            CHECK(read(dense, from, from.tokens) == read(mixture, to, to.tokens));
+            CHECK(read(dense, from, from.head) == read(mixture, to, to.head));
+            CHECK(read(dense, from, from.final_norm_w) == read(mixture, to, to.final_norm_w));
+        }
+}
+
+TEST_CASE("what cannot be upcycled is refused in a sentence", "[interchange]") {
+    const TemporaryDirectory directory;
+    const auto refused = [&](const std::string& family, Upcycling how) {
+        return error_of([&] {
+            import_model({.source = concat("test/fixtures/", family, "-tiny"),
+                          .out = directory / "out",
+                          .tokenizer = "",
+                          .upcycling = how});
+        });
+    };
+    CHECK(contains(refused("gpt2", {4}), "MLP of another kind than SwiGLU (it is a GPT-2)"));
+    CHECK(contains(refused("mixtral", {4}), "has experts already (n_expert = 5)"));
+    CHECK(contains(refused("llama", {4, 5}), "--experts-per-token 5, but --upcycle 4"));
+    CHECK_FALSE(fs::exists(directory / "out"));
+}
+
+TEST_CASE("a mixture begins with selection biases of 0 where its files have none",
+          "[interchange]") {
+    for (const std::string family : mixtures) {
+        const StoredModel found = open_model_folder(concat("test/fixtures/", family, "-tiny"));
+        const StoredModel biased = with_selection_biases(found);
+        DecoderSpec expected = found.spec;
+        expected.experts.selection_bias = true, expected.family = biased.spec.family;
+        CHECK(biased.spec == expected);
+        const Registry from = registry_of(found.spec), to = registry_of(biased.spec);
+        CHECK(to.parameters.size() ==
+              from.parameters.size() + static_cast<size_t>(std::ranges::count_if(
+                                           to.blocks, [](const BlockParameters& block) {
+                                               return block.selection_bias >= 0;
+                                           })));
+        int64_t zeros = 0;
+        for (const Parameter& p : to.parameters) {
+            std::vector<float> values(static_cast<size_t>(p.numel()), NAN);
+            biased.read(p, 0, values);
+            CHECK(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }));
+            zeros += std::ranges::all_of(values, [](float v) { return v == 0; });
+        }
+        CHECK(zeros == std::ssize(to.parameters) - std::ssize(from.parameters));
+    }
+}
+
+TEST_CASE("models with other experts than the configuration's are refused by what differs",
+          "[interchange]") {
+    const auto refused = [](const DecoderSpec& found, const DecoderSpec& wanted) {
+        return error_of([&] { require_same_model("a/folder", found, wanted); });
+    };
+    const DecoderSpec mixture = fixture_spec("qwen3_moe"), dense = fixture_spec("qwen3");
+    DecoderSpec of_dense = dense;
+    of_dense.experts = mixture.experts;
+    CHECK(contains(refused(dense, of_dense),
+                   "the model in a/folder has no experts, but the configuration has n_expert = 7; "
+                   "make experts of its MLP with `train_gpt import --upcycle 7 a/folder --out"));
+    CHECK(contains(refused(of_dense, dense),
+                   "has experts (n_expert = 7), but the configuration "
+                   "has none"));
+    CHECK(refused(mixture, mixture) == "");
+    using E = ExpertSpec;
+    const auto differs = [&](auto change, const char* said) {
+        DecoderSpec wanted = mixture;
+        change(wanted.experts);
+        const std::string error = refused(mixture, wanted);
+        CAPTURE(error);
+        CHECK(contains(error, said));
+        CHECK(contains(error, "model.init_from"));
+    };
+    differs([](E& e) { e.n_expert = 8; }, "n_expert = 7, but the configuration has 8");
+    differs([](E& e) { e.n_expert_per_token = 1; }, "n_expert_per_token = 3, but");
+    differs([](E& e) { e.n_ff = 11; }, "n_ff_expert = 10, but");
+    differs([](E& e) { e.n_ff_shared = 11; }, "n_ff_shared = 0, but");
+    differs([](E& e) { e.rule.normalise = false; }, "router_normalise = on, but");
+    differs([](E& e) { e.rule.score = RouterScore::sigmoid; }, "router = softmax, but");
+    differs([](E& e) { e.selection_bias = true; }, "no selection biases, but");
+    DecoderSpec wanted = mixture;
+    wanted.dense_layers = {1};
+    CHECK(
+        contains(refused(mixture, wanted), "an MLP in layer 0, but the configuration has experts"));
+    wanted = mixture;
+    wanted.window = 5;
+    CHECK(contains(refused(mixture, wanted), "window = 0, but"));
 }
 
 TEST_CASE("a tensor is stored in its own dtype, or refused", "[interchange]") {

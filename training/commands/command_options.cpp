@@ -230,8 +230,8 @@ void add_eval_command(CLI::App& app, CommandLine& line) {
 void add_import_command(CLI::App& app, CommandLine& line) {
     CLI::App* import = app.add_subcommand(
         "import",
-        "Make a model folder from a Hugging Face model (GPT-2, Llama, Qwen 2 and 3, Mistral) or an "
-        "llm.c model file");
+        "Make a model folder from a Hugging Face model (GPT-2, Llama, Qwen 2 and 3, Mistral, "
+        "Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, gpt-oss) or an llm.c model file");
     import
         ->add_option("source", line.importing.source,
                      "Folder with config.json and model.safetensors (fp32, bf16 or fp16; one file "
@@ -245,6 +245,26 @@ void add_import_command(CLI::App& app, CommandLine& line) {
                      "The model's tokenizer, as for `tokenize`; default: the one in SOURCE")
         ->transform(path())
         ->type_name("PATH");
+    Upcycling& upcycling = line.importing.upcycling;
+    CLI::Option* upcycle =
+        import
+            ->add_option("--upcycle", upcycling.n_expert,
+                         "Make a mixture of so many experts, each a copy of its layer's MLP, of a "
+                         "model without experts; its loss stays the same")
+            ->check(CLI::Range(2, most_experts))
+            ->type_name("N");
+    import
+        ->add_option("--experts-per-token", upcycling.n_expert_per_token,
+                     "Experts that each token goes to")
+        ->check(CLI::Range(1, most_experts_per_token))
+        ->needs(upcycle)
+        ->capture_default_str()
+        ->type_name("K");
+    import
+        ->add_flag("--zero-router", upcycling.zero_router,
+                   "Begin with routers of 0, which send all tokens to the first experts, instead "
+                   "of random ones")
+        ->needs(upcycle);
 }
 
 void add_export_command(CLI::App& app, CommandLine& line, ExportWords& words) {

@@ -59,13 +59,13 @@ void require_comparable(const ReportOptions& report) {
 }
 
 constexpr std::pair<const char*, Command> commands[] = {
-    {"tokenize", Command::tokenize}, {"train", Command::train},
-    {"sweep", Command::sweep},
-    {"plan", Command::plan},         {"sample", Command::sample},
-    {"eval", Command::eval},         {"import", Command::import_},
-    {"export", Command::export_},    {"selfcheck", Command::selfcheck},
-    {"verify", Command::verify},     {"report", Command::report},
-    {"replay", Command::replay},     {"config", Command::config},
+    {"tokenize", Command::tokenize},   {"train", Command::train},
+    {"sweep", Command::sweep},         {"plan", Command::plan},
+    {"sample", Command::sample},       {"eval", Command::eval},
+    {"import", Command::import_},      {"export", Command::export_},
+    {"selfcheck", Command::selfcheck}, {"verify", Command::verify},
+    {"report", Command::report},       {"replay", Command::replay},
+    {"config", Command::config},
 };
 
 }  // namespace
@@ -73,8 +73,9 @@ constexpr std::pair<const char*, Command> commands[] = {
 CommandLine parse_command_line(int argc, char** argv) {
     CommandLine line;
     CLI::App app(
-        "Pretrains language models (GPT-2, Llama, Qwen 2 and 3, Mistral): one executable from raw "
-        "text to a trained model.",
+        "Pretrains language models (GPT-2, Llama, Qwen, Mistral, mixtures of experts): one "
+        "executable "
+        "from raw text to a trained model.",
         "train_gpt");
     app.footer(
         "Each command has its own help: train_gpt train --help\n\n"

@@ -70,6 +70,16 @@ void require_tokens_fit(const Tokenizer& tokenizer, const std::string& where,
                     "; it is not the one the model was trained with");
 }
 
+/// Who can read a model's files, for the end of a message; empty: transformers, too.
+std::string only_readers(const DecoderSpec& spec) {
+    const std::string beyond = beyond_transformers(spec);
+    if (beyond.empty()) return "";
+    return concat(
+        "; only train_gpt reads it, since none of the families' classes in transformers "
+        "has ",
+        beyond);
+}
+
 /// Describes a model's parameters in a message.
 std::string described(const StoredModel& model, StoredType dtype) {
     return concat("a ", model.spec.family->title, " of ", registry_of(model.spec).numel(),
@@ -85,7 +95,8 @@ std::string import_model(const ImportOptions& options) {
     if (!is_folder && source.extension() == ".safetensors")
         throw Error(source.string(),
                     " does not describe the model's shape; name its folder, which has config.json");
-    StoredModel model = is_folder ? open_model_folder(source) : open_llmc_model(source);
+    StoredModel model = upcycled(is_folder ? open_model_folder(source) : open_llmc_model(source),
+                                 options.upcycling, source.string());
     std::optional<Tokenizer> tokenizer;
     if (!options.tokenizer.empty()) {
         tokenizer = Tokenizer::load(options.tokenizer);
@@ -112,7 +123,8 @@ std::string import_model(const ImportOptions& options) {
                                    : "";
     return concat("imported ", described(model, model.dtype),
                   tokenizer ? "" : " without a tokenizer", " from ", source.string(), " into ",
-                  options.out, unlike);
+                  options.out, unlike,
+                  options.upcycling.n_expert > 0 ? only_readers(model.spec) : "");
 }
 
 std::string export_model(const ExportOptions& options) {
@@ -142,13 +154,8 @@ std::string export_model(const ExportOptions& options) {
             }
         });
     }
-    const std::string beyond = beyond_transformers(model.spec);
     return concat("exported ", described(model, dtype), from, " of ", checkpoint.string(), " to ",
-                  options.out,
-                  beyond.empty() ? ""
-                                 : concat("; only train_gpt reads it, since none of the "
-                                          "families' classes in transformers has ",
-                                          beyond));
+                  options.out, only_readers(model.spec));
 }
 
 }  // namespace train_gpt

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "training/files/stored_model.h"
+#include "training/files/upcycle.h"
 
 namespace train_gpt {
 
@@ -12,6 +13,7 @@ struct ImportOptions {
     std::string source;     // a model folder, or a model file of llm.c
     std::string out;        // a folder that does not exist or is empty
     std::string tokenizer;  // for Tokenizer::load; empty: the source's tokenizer
+    Upcycling upcycling = {};
 };
 
 struct ExportOptions {
@@ -24,7 +26,8 @@ struct ExportOptions {
     uint64_t max_file_bytes = 5'000'000'000;
 };
 
-/// Makes a model folder (model_folder.h) from any source without changing its numbers. Returns a
+/// Makes a model folder (model_folder.h) from any source without changing its numbers. It may make
+/// a mixture of experts of a dense model (upcycle.h). Returns a
 /// sentence that says what was done. Throws Error, and leaves nothing, if the source cannot be used
 /// or the folder cannot be written.
 std::string import_model(const ImportOptions& options);

@@ -126,7 +126,7 @@ void write_llmc_model(const fs::path& path, const StoredModel& model, StoredType
     file.write(std::as_bytes(std::span(header)));
     const std::vector<Parameter> parameters = in_file_order(spec);
     for (const Parameter& p : parameters) {
-        write_parameter(model, p, {0, p.rows()}, dtype, false,
+        write_parameter(model, p, {0, p.rows()}, dtype, {},
                         [&](std::span<const std::byte> bytes) { file.write(bytes); });
         if (&p == &parameters.front())
             file.write(std::vector<std::byte>(

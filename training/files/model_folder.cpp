@@ -12,7 +12,9 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_file.h"
+#include "model/families/expert_config.h"
 #include "model/families/family.h"
+#include "training/files/matrix_layout.h"
 #include "training/files/safetensors.h"
 
 namespace train_gpt {
@@ -31,9 +33,15 @@ constexpr const char* tokenizer_files[] = {
 
 /// The shape of a tensor as files hold it.
 std::vector<int64_t> shape_in_files(const Parameter& p, const StoredTensor& stored) {
-    if (p.shape.size() == 1) return {stored.rows};
-    if (stored.transposed) return {p.cols(), stored.rows};
-    return {stored.rows, p.cols()};
+    std::vector<int64_t> shape;
+    if (stored.stacked > 0) shape.push_back(stored.stacked);
+    const int64_t rows = stored.matrix_rows();
+    if (stored.transposed)
+        shape.insert(shape.end(), {p.cols(), rows});
+    else
+        shape.push_back(rows);
+    if (p.shape.size() > 1 && !stored.transposed) shape.push_back(p.cols());
+    return shape;
 }
 
 Json config_json(const StoredModel& model, StoredType dtype) {
@@ -70,6 +78,12 @@ struct FolderTensors {
         for (const std::string& alias : p.aliases)
             if (const auto found = places.find(alias); found != places.end()) return &found->second;
         return nullptr;
+    }
+
+    /// The tensors that hold the parameter here.
+    const std::vector<StoredTensor>& stored(const Parameter& p) const {
+        const bool other = !p.or_stored.empty() && places.contains(p.or_stored[0].name);
+        return other ? p.or_stored : p.stored;
     }
 
     void add(const fs::path& path, const std::function<void(const TensorInfo&)>& check) {
@@ -160,6 +174,7 @@ bool is_model_folder(const fs::path& directory) {
 DecoderSpec read_model_spec(const fs::path& directory) {
     const fs::path path = directory / "config.json";
     const Json json = read_json(path);
+    refuse_unsupported_parts(json, path);
     return family_of(field<std::string>(json, "model_type", path), path.string())
         .read_config(json, path);
 }
@@ -172,11 +187,17 @@ StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec
     const Family& family = *spec.family;
     auto tensors = std::make_shared<const FolderTensors>(open_tensors(directory, family));
 
+    for (const auto& [name, at] : tensors->places)
+        if (name.ends_with("_blocks") || name.ends_with("_scales"))
+            throw Error(at.file->path().string(), " holds MXFP4 weights (", at.info->name,
+                        "); weights must be fp32, bf16 or fp16: load the model in transformers "
+                        "with quantization_config=Mxfp4Config(dequantize=True) and save it");
+
     std::set<std::string> known, dtypes;
     std::vector<std::string> missing, unexpected;
     for (const Parameter& p : registry_of(spec).parameters) {
         known.insert(p.aliases.begin(), p.aliases.end());
-        for (const StoredTensor& stored : p.stored) {
+        for (const StoredTensor& stored : tensors->stored(p)) {
             known.insert(stored.name);
             const FolderTensors::Place* at = tensors->find(p, stored);
             if (!at) {
@@ -216,46 +237,99 @@ StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec
     model.read = [tensors](const Parameter& p, int64_t first, std::span<float> values) {
         const Range wanted{first, std::ssize(values)};
         int64_t begin = 0;  // of the rows that a stored tensor holds, in elements
-        for (const StoredTensor& stored : p.stored) {
+        for (const StoredTensor& stored : tensors->stored(p)) {
             const Range held{begin, stored.rows * p.cols()}, part = intersection(held, wanted);
             begin = held.end();
             if (part.n == 0) continue;
             const FolderTensors::Place& at = *tensors->find(p, stored);
             float* out = values.data() + (part.first - first);
-            if (!stored.transposed) {
+            if (!stored.reordered()) {
                 at.file->read_floats(*at.info, out, part.first - held.first, part.n);
                 continue;
             }
-            assert(part == held);
-            std::vector<float> theirs(static_cast<size_t>(held.n));
-            at.file->read_floats(*at.info, theirs.data());
-            transpose(theirs.data(), stored.rows, out, p.cols(), stored.rows);
+            const int64_t rows = stored.matrix_rows(), n = rows * p.cols();
+            assert((part.first - held.first) % n == 0 && part.n % n == 0);
+            const MatrixLayout layout{rows, p.cols(), stored.transposed, stored.interleaved};
+            std::vector<float> theirs(static_cast<size_t>(n));
+            for (int64_t done = 0; done < part.n; done += n) {
+                at.file->read_floats(*at.info, theirs.data(), part.first - held.first + done, n);
+                matrix_from_file(layout, theirs.data(), out + done);
+            }
         }
     };
     return model;
 }
 
+namespace {
+
+/// Throws Error where one model has experts and the other an MLP, or others.
+void require_same_experts(const fs::path& directory, const DecoderSpec& found,
+                          const DecoderSpec& wanted) {
+    const std::string model = concat("the model in ", directory.string()),
+                      remedy =
+                          "; change the configuration, or choose another run_dir or "
+                          "model.init_from";
+    const ExpertSpec &have = found.experts, &want = wanted.experts;
+    if (!have && want)
+        throw Error(model, " has no experts, but the configuration has n_expert = ", want.n_expert,
+                    "; make experts of its MLP with `train_gpt import --upcycle ", want.n_expert,
+                    " ", directory.string(), " --out FOLDER`, and name FOLDER in model.init_from");
+    if (have && !want)
+        throw Error(model, " has experts (n_expert = ", have.n_expert,
+                    "), but the configuration has none", remedy);
+    if (!have) return;
+    const auto require = [&](const char* key, const auto& one, const auto& other) {
+        if (one != other)
+            throw Error(model, " has ", key, " = ", one, ", but the configuration has ", other,
+                        remedy);
+    };
+    const auto word = [](bool on) { return std::string(on ? "on" : "off"); };
+    const auto score = [](const ExpertSpec& e) {
+        return std::string(e.rule.score == RouterScore::softmax ? "softmax" : "sigmoid");
+    };
+    require("n_expert", have.n_expert, want.n_expert);
+    require("n_expert_per_token", have.n_expert_per_token, want.n_expert_per_token);
+    require("n_ff_expert", have.n_ff, want.n_ff);
+    require("n_ff_shared", have.n_ff_shared, want.n_ff_shared);
+    require("shared_gate", word(have.shared_gate), word(want.shared_gate));
+    require("router", score(have), score(want));
+    require("router_normalise", word(have.rule.normalise), word(want.rule.normalise));
+    require("router_scale", have.rule.scale, want.rule.scale);
+    require("router_bias", word(have.router_bias), word(want.router_bias));
+    require("expert_bias", word(have.biases), word(want.biases));
+    if (have.selection_bias != want.selection_bias)
+        throw Error(model, " has ", have.selection_bias ? "" : "no ",
+                    "selection biases, but the configuration's router.balance is ",
+                    want.selection_bias ? "" : "not ", "bias", remedy);
+    for (int i = 0; i < found.n_layer; ++i)
+        if (found.has_experts(i) != wanted.has_experts(i))
+            throw Error(model, " has ", found.has_experts(i) ? "experts" : "an MLP", " in layer ",
+                        i, ", but the configuration has ",
+                        wanted.has_experts(i) ? "experts" : "an MLP",
+                        " there (model.dense_layers, model.experts_every)", remedy);
+}
+
+}  // namespace
+
 void require_same_model(const fs::path& directory, const DecoderSpec& found,
                         const DecoderSpec& wanted) {
-    for (const auto& [key, have, want] :
-         {std::tuple("attention_softcap", found.attention_softcap, wanted.attention_softcap),
-          std::tuple("head_softcap", found.head_softcap, wanted.head_softcap)})
-        if (have != want)
-            throw Error("the model in ", directory.string(), " has ", key, " = ", have,
-                        ", but the configuration has ", want,
-                        "; change the configuration, or choose another run_dir or model.init_from");
-    if (found.family != wanted.family)
-        throw Error("the model in ", directory.string(), " is of the family ",
-                    found.family->model_type, ", but the configuration's is ",
-                    wanted.family->model_type,
-                    "; change the configuration, or choose another run_dir or model.init_from");
-    const auto require = [&](const char* key, int64_t have, int64_t want) {
+    const auto require = [&](const char* key, const auto& have, const auto& want) {
         if (have != want)
             throw Error("the model in ", directory.string(), " has ", key, " = ", have,
                         ", but the configuration has ", want,
                         "; change the configuration, or choose another run_dir or model.init_from");
     };
+    require("attention_softcap", found.attention_softcap, wanted.attention_softcap);
+    require("head_softcap", found.head_softcap, wanted.head_softcap);
     require("n_layer", found.n_layer, wanted.n_layer);
+    require_same_experts(directory, found, wanted);
+    require("window", found.window, wanted.window);
+    require("window_pattern", found.window_pattern, wanted.window_pattern);
+    if (found.family != wanted.family)
+        throw Error("the model in ", directory.string(), " is of the family ",
+                    found.family->model_type, ", but the configuration's is ",
+                    wanted.family->model_type,
+                    "; change the configuration, or choose another run_dir or model.init_from");
     require("n_head", found.n_head, wanted.n_head);
     require("n_kv_head", found.n_kv_head, wanted.n_kv_head);
     require("head_size", found.head_size, wanted.head_size);
@@ -267,10 +341,11 @@ void require_same_model(const fs::path& directory, const DecoderSpec& found,
     same.init_std = found.init_std;
     same.init_residual_scaling = found.init_residual_scaling;
     same.init_zero_projections = found.init_zero_projections;
+    same.dense_layers = found.dense_layers, same.experts_every = found.experts_every;
     if (found != same)
         throw Error(
             "the model in ", directory.string(),
-            " has another norm, MLP, biases, head or positions than the configuration; its "
+            " has another norm, MLP, biases, head, positions or sinks than the configuration; its "
             "config.json says which; change the configuration, or choose another run_dir or "
             "model.init_from");
 }
@@ -327,7 +402,7 @@ std::vector<std::string> write_model(const fs::path& directory, const StoredMode
         }
         SafetensorsWriter writer(directory / name, std::move(tensors));
         for (const Written& w : files[i])
-            write_parameter(model, *w.parameter, w.rows, dtype, w.stored->transposed,
+            write_parameter(model, *w.parameter, w.rows, dtype, *w.stored,
                             [&](std::span<const std::byte> bytes) { writer.append(bytes); });
         writer.commit();
         written.push_back(name);

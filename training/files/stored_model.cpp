@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/half.h"
+#include "training/files/matrix_layout.h"
 
 namespace train_gpt {
 
@@ -61,50 +62,65 @@ void load_weights(const StoredModel& model, ParameterStore& parameters) {
     parameters.state.clear_padding();
 }
 
-void write_parameter(const StoredModel& model, const Parameter& p, Range part, StoredType type,
-                     bool transposed,
-                     const std::function<void(std::span<const std::byte>)>& write) {
-    assert(!transposed || p.transposed());
+namespace {
+
+/// Rows that a StoredModel may be asked for at once: of a parameter that is reordered() its
+/// matrices, else as many as make a small piece.
+std::vector<Range> readable_pieces(const Parameter& p, Range rows) {
     constexpr int64_t piece_elements = 1 << 18;
-    const bool whole = p.transposed();
-    std::vector<float> all(whole ? static_cast<size_t>(p.numel()) : 0), values;
-    if (whole) model.read(p, 0, all);
-    const int64_t begin = part.first * p.cols();  // of the part
-    const int64_t rows = transposed ? p.cols() : part.n, cols = transposed ? part.n : p.cols();
-    const int64_t rows_at_once = std::max<int64_t>(1, piece_elements / cols);
-    std::vector<std::byte> bytes;
-    for (int64_t first = 0; first < rows; first += rows_at_once) {
-        const int64_t n = std::min(rows_at_once, rows - first);
-        std::span<const float> piece;
-        if (whole && !transposed) {
-            piece = std::span(all).subspan(static_cast<size_t>(begin + first * cols),
-                                           static_cast<size_t>(n * cols));
-        } else {
-            values.resize(static_cast<size_t>(n * cols));
-            if (transposed)
-                transpose(all.data() + begin + first, rows, values.data(), cols, n);
-            else
-                model.read(p, begin + first * cols, values);
-            piece = values;
-        }
-        if (type == StoredType::fp32)
-            round_to<float>(piece, type, p.name, bytes);
-        else if (type == StoredType::bf16)
-            round_to<bf16>(piece, type, p.name, bytes);
-        else
-            round_to<fp16>(piece, type, p.name, bytes);
-        write(bytes);
+    std::vector<Range> pieces;
+    const auto cut = [&](Range whole, int64_t at_once) {
+        for (int64_t first = whole.first; first < whole.end(); first += at_once)
+            pieces.push_back({first, std::min(at_once, whole.end() - first)});
+    };
+    if (!p.reordered()) {
+        cut(rows, std::max<int64_t>(1, piece_elements / p.cols()));
+        return pieces;
     }
+    int64_t row = 0;
+    for (const StoredTensor& stored : p.stored) {
+        const Range held = intersection({row, stored.rows}, rows);
+        assert(held.n == 0 || held.n == stored.rows);
+        if (held.n > 0) cut(held, stored.matrix_rows());
+        row += stored.rows;
+    }
+    return pieces;
 }
 
-void transpose(const float* in, int64_t in_stride, float* out, int64_t rows, int64_t cols) {
-    constexpr int64_t tile = 32;
-#pragma omp parallel for schedule(static)
-    for (int64_t r0 = 0; r0 < rows; r0 += tile)
-        for (int64_t c0 = 0; c0 < cols; c0 += tile)
-            for (int64_t r = r0; r < std::min(rows, r0 + tile); ++r)
-                for (int64_t c = c0; c < std::min(cols, c0 + tile); ++c)
-                    out[c * rows + r] = in[r * in_stride + c];
+}  // namespace
+
+void write_parameter(const StoredModel& model, const Parameter& p, Range rows, StoredType type,
+                     const StoredTensor& layout,
+                     const std::function<void(std::span<const std::byte>)>& write) {
+    assert(!layout.reordered() || p.reordered());
+    constexpr int64_t piece_elements = 1 << 18;
+    std::vector<float> values, turned;
+    std::vector<std::byte> bytes;
+    for (const Range& piece : readable_pieces(p, rows)) {
+        values.resize(static_cast<size_t>(piece.n * p.cols()));
+        model.read(p, piece.first * p.cols(), values);
+        const MatrixLayout matrix{piece.n, p.cols(), layout.transposed, layout.interleaved};
+        const int64_t rows_at_once = std::max<int64_t>(1, piece_elements / matrix.file_cols());
+        for (int64_t first = 0; first < matrix.file_rows(); first += rows_at_once) {
+            const int64_t n = std::min(rows_at_once, matrix.file_rows() - first);
+            std::span<const float> part;
+            if (layout.reordered()) {
+                turned.resize(static_cast<size_t>(n * matrix.file_cols()));
+                rows_for_file(matrix, values.data(), {first, n}, turned.data());
+                part = turned;
+            } else {
+                part = std::span(values).subspan(static_cast<size_t>(first * p.cols()),
+                                                 static_cast<size_t>(n * p.cols()));
+            }
+            if (type == StoredType::fp32)
+                round_to<float>(part, type, p.name, bytes);
+            else if (type == StoredType::bf16)
+                round_to<bf16>(part, type, p.name, bytes);
+            else
+                round_to<fp16>(part, type, p.name, bytes);
+            write(bytes);
+        }
+    }
 }
 
 }  // namespace train_gpt

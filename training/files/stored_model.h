@@ -40,8 +40,8 @@ struct StoredModel {
     TokenIds tokens = {};
 
     /// Sets `values` to the elements [first, first + values.size()) of a parameter of
-    /// registry_of(spec), in the parameter's layout. The values are exact. A parameter that is
-    /// transposed() must be read in one call.
+    /// registry_of(spec), in the parameter's layout. The values are exact. Of a parameter that is
+    /// reordered(), a call must read whole matrices of its StoredTensors.
     std::function<void(const Parameter& p, int64_t first, std::span<float> values)> read;
 };
 
@@ -49,15 +49,12 @@ struct StoredModel {
 void load_weights(const StoredModel& model, ParameterStore& parameters);
 
 /// Calls write(bytes) with pieces of some rows of a parameter of the model, rounded to nearest into
-/// `type`. Bytes are row-major, [out, in]. If `transposed`, they are [in, out]; only a parameter
-/// that is transposed() allows this. Uses memory for a small piece, or for the whole parameter if
-/// it is transposed(). Throws Error, which names the parameter, if a number is not finite or too
-/// large for `type`.
+/// `type`, in the order of `layout`: one of the parameter's StoredTensors, which holds these rows,
+/// or {} for the parameter's own order. Uses memory for a small piece, or for a matrix if the
+/// parameter is reordered(). Throws Error, which names the parameter, if a number is not finite or
+/// too large for `type`.
 void write_parameter(const StoredModel& model, const Parameter& p, Range rows, StoredType type,
-                     bool transposed, const std::function<void(std::span<const std::byte>)>& write);
-
-/// out[c, r] = in[r, c] for rows × cols elements. Rows of `in` are in_stride elements apart. `out`
-/// has no gaps.
-void transpose(const float* in, int64_t in_stride, float* out, int64_t rows, int64_t cols);
+                     const StoredTensor& layout,
+                     const std::function<void(std::span<const std::byte>)>& write);
 
 }  // namespace train_gpt
