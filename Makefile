@@ -341,7 +341,7 @@ gpu-check: $(if $(GPUSIM),simulator)
 # File readers under libFuzzer, which comes with clang. They do not use OpenMP, since clang may lack it.
 FUZZ := build/fuzz
 FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) \
-    $(addprefix training/config/,config.cpp config_keys.cpp config_parser.cpp config_text.cpp json_mistake.cpp key_values.cpp known_data.cpp load_config.cpp nearest_key.cpp) training/files/safetensors.cpp \
+    $(addprefix training/config/,config.cpp config_keys.cpp model_keys.cpp config_parser.cpp config_text.cpp json_mistake.cpp key_values.cpp known_data.cpp load_config.cpp nearest_key.cpp) training/files/safetensors.cpp \
     $(addprefix training/evaluations/,python_random.cpp python_text.cpp task_file.cpp task_tokens.cpp) \
     model/registry.cpp model/spec.cpp $(wildcard model/families/*.cpp) parallel/state/parameter.cpp \
     $(addprefix base/,error.cpp file.cpp hash.cpp hub_files.cpp json_file.cpp json_text.cpp mapped_pages.cpp path.cpp printable.cpp stopwatch.cpp utf8.cpp) \

@@ -53,9 +53,11 @@ DecoderSpec read_config(const Family& family, const Json& json, const std::files
     const ConfigFile file(json, path);
     file.only("hidden_act", std::string("silu"));
     file.only("mlp_bias", false);
-    if (of.bias_key.key != std::string("attention_bias")) file.only("attention_bias", false);
+    const std::string bias_key = of.bias_key.key ? of.bias_key.key : "";
+    if (bias_key != "attention_bias") file.only("attention_bias", false);
     file.only("partial_rotary_factor", 1.0);
-    for (const auto& [key, value] : Json::parse(of.only).items())
+    const Json only = Json::parse(of.only);
+    for (const auto& [key, value] : only.items())
         if (file.has(key.c_str()) && json[key] != value)
             throw Error(path.string(), " has ", key, " = ", to_text(json[key]), "; only ",
                         to_text(value), " is supported");

@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 
 #include "base/half.h"
+#include "base/json_file.h"
 #include "model/families/family.h"
 #include "test/catch.h"
 #include "test/file_difference.h"
