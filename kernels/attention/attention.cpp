@@ -42,19 +42,6 @@ bool& cpu::uses_amx() {
     return use;
 }
 
-cpu::Sink::Sink(const Tensor& sinks, int64_t h) : exists(sinks), log2(0) {
-    if (exists)
-        log2 = log2_e *
-               (sinks.dtype == DType::bf16 ? to_float(sinks.as<bf16>()[h]) : sinks.as<float>()[h]);
-}
-
-cpu::RowEnd cpu::Sink::end_row(float row_max, float total) const {
-    if (!exists) return {1.0f / total, row_max * ln_2 + std::log(total)};
-    const float largest = std::max(row_max, log2), rescale = std::exp2(row_max - largest),
-                sum = total * rescale + std::exp2(log2 - largest);
-    return {rescale / sum, largest * ln_2 + std::log(sum)};
-}
-
 namespace {
 
 int64_t blocks_of(int64_t T) { return (T + cpu::block_rows - 1) / cpu::block_rows; }

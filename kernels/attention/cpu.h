@@ -12,22 +12,6 @@ namespace train_gpt::cpu {
 /// lets it use the registers. Tests turn it off.
 bool& uses_amx();
 
-/// What a row's sums are multiplied by at the end, and its log Σ exp.
-struct RowEnd {
-    float factor, lse;
-};
-
-/// A head's sink, if there is one: one more score in each row, whose value is zero.
-struct Sink {
-    bool exists;
-    float log2;  // in units of log 2
-
-    Sink(const Tensor& sinks, int64_t h);
-    /// Of a row of scores with the maximum row_max, in units of log 2, and total = Σ 2^(score −
-    /// row_max).
-    RowEnd end_row(float row_max, float total) const;
-};
-
 /// Queries [t0, t0 + 256) of one head.
 struct ForwardBlock {
     int64_t b, h, t0;

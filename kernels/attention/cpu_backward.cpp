@@ -3,6 +3,7 @@
 
 #include "kernels/attention/amx.h"
 #include "kernels/attention/cpu.h"
+#include "kernels/attention/sink.h"
 
 namespace train_gpt::cpu {
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/attention/cpu.h"
+#include "kernels/attention/sink.h"
 #include "kernels/attention/tile_products.h"
 
 namespace train_gpt::cpu {

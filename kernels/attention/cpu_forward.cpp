@@ -4,6 +4,7 @@
 
 #include "kernels/attention/amx.h"
 #include "kernels/attention/cpu.h"
+#include "kernels/attention/sink.h"
 
 namespace train_gpt::cpu {
 
@@ -71,6 +72,9 @@ void softmax_step(const Visibility<Engine>& view, int rows, float* scores, float
             const int begin = whole ? 0 : view.first_vector(r),
                       vectors = whole ? tile / lanes : view.vectors(r);
             vfloat sum = load(row_sum + r * lanes) * rescale[r];
+            // Not contracted with the first addition where the loop is unrolled: a tile's bits do
+            // not depend on whether it is whole.
+            keep_in_register(sum);
             if constexpr (Engine::depth == 1) {
                 for (int v = begin; v < vectors; ++v) {
                     const vfloat p = exp2<coarse>(load(row + v * lanes) - references[i]);
