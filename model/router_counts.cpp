@@ -29,7 +29,7 @@ RouterCounts::RouterCounts(const DecoderSpec& spec, int64_t micro_batches, bool 
     const auto take = [&](DType dtype, int64_t rows, Purpose purpose) {
         return arena.tensor(dtype, {rows, n_expert_}, purpose);
     };
-    const int64_t rows = 2 * routers_ + (routers_ + n_expert_ - 1) / n_expert_;
+    const int64_t rows = totals(spec) / n_expert_;
     totals_ = take(DType::int32, rows, Purpose::workspaces);
     last_ = take(DType::int32, routers_, Purpose::workspaces);
     load_ = take(DType::fp32, routers_, Purpose::workspaces);
@@ -42,6 +42,11 @@ RouterCounts::RouterCounts(const DecoderSpec& spec, int64_t micro_batches, bool 
                                   -std::numeric_limits<float>::infinity());
     copy_now(device_, biases_.data, none.data(), biases_.bytes());
     set_last_counts(std::vector<int32_t>(static_cast<size_t>(last_.numel())));
+}
+
+int64_t RouterCounts::totals(const DecoderSpec& spec) {
+    const int64_t routers = routers_of(spec), E = spec.experts.n_expert;
+    return routers == 0 ? 0 : (2 * routers + (routers + E - 1) / E) * E;
 }
 
 void RouterCounts::begin_step(Stream& stream) {

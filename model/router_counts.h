@@ -48,6 +48,9 @@ class RouterCounts {
     /// without experts.
     RouterCounts(const DecoderSpec& spec, int64_t micro_batches, bool is_alone, Arena& arena);
 
+    /// How many int32 all ranks add up in a step (add_over_ranks()).
+    static int64_t totals(const DecoderSpec& spec);
+
     explicit operator bool() const { return routers_ > 0; }
     int64_t routers() const { return routers_; }
 

@@ -67,8 +67,9 @@ TEST_CASE("import and export say what they cannot do", "[cli]") {
                   2, {"--experts-per-token 3, but --upcycle 2"});
     check_refused(train_gpt_with({"import", fixture, "--out", out, "--upcycle", "4"}), 1,
                   {fixture, "SwiGLU"});
+    const TemporaryDirectory runs;
     check_refused(train_gpt_with(Workplace::get().train(
-                      directory / "run", {"--set", "model.init_from=" + std::string(finished_run()),
+                      runs / "run", {"--set", "model.init_from=" + std::string(finished_run()),
                                           "--set", "model.mlp=swiglu", "--set", "model.n_expert=4",
                                           "--set", "model.n_expert_per_token=2"})),
                   1, {"has no experts", "import --upcycle 4"});

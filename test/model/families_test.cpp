@@ -468,7 +468,7 @@ TEST_CASE("layers that are said in other words are the same layers", "[families]
     CHECK(pattern_of("SSSSSS") == "S");
     CHECK(pattern_of("SLSLSL") == "SL");
     CHECK(pattern_of("SLLSLLS") == "SLL");
-    CHECK(pattern_of("SLLSLSLL") == "SLLSLS");
+    CHECK(pattern_of("SLLSLSLL") == "SLLSL");
     settings.window_pattern = "LLLLLLS";
     CHECK(llama.spec(settings).window == 0);
     settings.window_pattern = "";

@@ -274,6 +274,7 @@ TEST_CASE("every switch takes true, false, \"on\" and \"off\" alike, in JSON and
                 return std::find(words.begin(), words.end(), value) != words.end();
             };
             if (!allows("on") && rule.at("type") != "boolean") continue;
+            if (allows("head")) continue;  // model.qk_norm, for which "on" is another word
             ++switches;
             const std::string key = section + "." + name;
             CAPTURE(key);
@@ -302,7 +303,7 @@ TEST_CASE("every switch takes true, false, \"on\" and \"off\" alike, in JSON and
                             {key, "true or false", "\"on\""});
         }
     }
-    CHECK(switches == 15);
+    CHECK(switches == 21);
 }
 
 TEST_CASE("ZeRO's stage is a number or \"auto\", in JSON and in --set", "[config]") {
@@ -530,6 +531,8 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
                 value = {random_int(1, 9), 1};
             } else if (value.is_boolean()) {
                 value = !value.get<bool>();
+            } else if (value == "auto" && rule.contains("maximum")) {
+                value = random_int(0, 64);
             } else if (value.is_string()) {
                 value = "a \"quoted\"\n\\ text, Ω " + std::to_string(random_int(0, 1 << 30));
             } else if (value.is_number_float()) {
@@ -754,6 +757,7 @@ TEST_CASE("the schema allows every default and the largest values", "[config]") 
             if (property.contains("properties")) check(property);
             if (!property.contains("maximum") || !property.contains("default")) continue;
             ++bounded;
+            if (property["default"] == "auto") continue;
             CHECK(property["default"] <= property["maximum"]);
             CHECK(property.value("minimum", property.value("exclusiveMinimum", 0.0)) <
                   property["maximum"].get<double>());

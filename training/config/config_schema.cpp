@@ -1,5 +1,6 @@
 #include "training/config/config_schema.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <utility>
@@ -41,7 +42,9 @@ std::string config_schema() {
         const KeyRule& rule = key.rule;
         Json property;
         property["description"] = std::string(key.meaning);
-        property["type"] = is_switch(field)    ? Json({"string", "boolean"})
+        const bool takes_switch =
+            is_switch(field) || std::ranges::find(rule.words(), "on") != rule.words().end();
+        property["type"] = takes_switch        ? Json({"string", "boolean"})
                            : is_text(field)    ? Json("string")
                            : is_sources(field) ? Json({"string", "array"})
                            : is_texts(field)   ? Json({"string", "array"})
@@ -58,7 +61,7 @@ std::string config_schema() {
         if (is_numbers(field)) bounds["type"] = "integer";
         for (const std::string_view word : rule.words())
             property["enum"].push_back(std::string(word));
-        if (is_switch(field)) {
+        if (takes_switch) {
             if (rule.words().empty()) property["enum"] = {"on", "off"};
             for (const bool value : {false, true})
                 property["enum"].insert(

@@ -197,7 +197,8 @@ StepNumbers sums_of_step(const RunShape& shape) {
     int64_t chosen = 0;
     for (int l = 0; l < shape.spec.n_layer; ++l)
         if (shape.spec.has_experts(l)) chosen += experts.n_expert;
-    StepNumbers numbers{.int32 = 2 * chosen, .fp32 = experts.selection_bias ? chosen : 0};
+    StepNumbers numbers{.int32 = RouterCounts::totals(shape.spec),
+                        .fp32 = experts.selection_bias ? chosen : 0};
     if (shape.config.parallel.sums == GradientSums::exact) {
         numbers.fp64 = losses;
         numbers.int64 = GridLayout(model.parameters, shape.mesh.size(Axis::tensor)).sums();
