@@ -45,10 +45,10 @@ std::string CollapseWatch::add(int64_t step, const RouterReport& report) {
         if (state.in_a_row < steps) continue;
         state = {.collapsed = !state.collapsed};
         if (state.collapsed)
-            collapsed.push_back(
-                concat("layer ", layers_[r], " uses ", formatted("%.1f", of.effective), " of ", E,
-                       " (", formatted("%.0f%%", 100 * of.load / E), " of the choices are expert ",
-                       of.busiest, ", ", of.idle, " experts are never chosen)"));
+            collapsed.push_back(concat("layer ", layers_[r], " uses ",
+                                       formatted("%.1f", of.effective), " of ", E, " (expert ",
+                                       of.busiest, " has ", formatted("%.0f%%", 100 * of.load / E),
+                                       " of the choices; idle experts: ", of.idle, ")"));
     }
     if (collapsed.empty()) return "";
     constexpr size_t most = 4;
