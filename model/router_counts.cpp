@@ -45,7 +45,7 @@ RouterCounts::RouterCounts(const DecoderSpec& spec, int64_t micro_batches, bool 
 }
 
 int64_t RouterCounts::totals(const DecoderSpec& spec) {
-    const int64_t routers = routers_of(spec), E = spec.experts.n_expert;
+    const int64_t routers = std::ssize(expert_layers(spec)), E = spec.experts.n_expert;
     return routers == 0 ? 0 : (2 * routers + (routers + E - 1) / E) * E;
 }
 

@@ -161,10 +161,11 @@ TEST_CASE("a run with selection biases logs their range", "[cli]") {
 TEST_CASE("a run names a layer whose experts have collapsed, once", "[cli]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    check_succeeds(train_gpt_with(mixture(
-        directory, run, {"--stop-at", "1", "--set", "model.n_expert_per_token=1"})));
+    const Arguments one_expert{"--set", "model.n_expert_per_token=1"};
+    check_succeeds(
+        train_gpt_with(mixture(directory, run, one_expert + Arguments{"--stop-at", "1"})));
     // Expert 0 or expert 1 has the largest logit of each token. With one expert for a token, whose
-    // weight is 1, the router does not learn.
+    // weight is 1, the router does not learn; nor do other layers at this learning rate.
     const std::string model =
         changed_model(directory, run / step_folder(1), 2, [](std::vector<float>& weights) {
             const size_t width = weights.size() / E;
@@ -175,10 +176,11 @@ TEST_CASE("a run names a layer whose experts have collapsed, once", "[cli]") {
             }
         });
     const fs::path next = directory / "next";
-    const Outcome outcome = check_succeeds(train_gpt_with(
-        mixture(directory, next,
-                {"--set", "model.init_from=" + model, "--set", "router.balance=none", "--set",
-                 "model.n_expert_per_token=1", "--set", "schedule.steps=120", "--quiet"})));
+    const Outcome outcome = check_succeeds(train_gpt_with(mixture(
+        directory, next,
+        one_expert + Arguments{"--set", "model.init_from=" + model, "--set", "router.balance=none",
+                               "--set", "optimizer.learning_rate=1e-6", "--set",
+                               "schedule.steps=120", "--quiet"})));
     CHECK(occurrences(outcome.err, "warning: experts have collapsed") == 1);
     CHECK(contains(outcome.err, "layer 2 uses "));
     CHECK_FALSE(contains(outcome.err, "layer 1 uses "));

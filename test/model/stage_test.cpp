@@ -384,7 +384,8 @@ TEST_CASE("documents of whole attention tiles in one window are, bit for bit, wi
     DecoderSpec spec = random_spec();
     spec.positions = Positions::rope;  // relative: rounding alone shows where a document begins
     spec.rope = {.D = spec.head_size, .theta = 100};
-    spec.window = 0;  // windows end within tiles
+    spec.window = 0;     // windows end within tiles
+    spec.sinks = false;  // their gradients are sums over all queries of a sequence
     spec.n_ctx = 128;
     CAPTURE(described(spec));
     constexpr int tile = 64;

@@ -85,7 +85,7 @@ attention_problem::Run shared_attention(const World& world, ContextGroup& group,
                                          {outs[1], &whole.dout}})
         fill(placed, *values);
     std::vector<float> lse(static_cast<size_t>(B * shape.H * shape.T));
-    const attention_problem::Sinks sinks(whole, {.dsinks = Values(whole.sinks.size(), 1)});
+    const attention_problem::Sinks sinks(whole, {.dsinks = Values(whole.sinks.size(), 0)});
     attention.forward(stream, {shape, qkv[0].view, qkv[1].view, qkv[2].view, outs[0].view,
                                lse.data(), sinks.tensor()});
     if (gathers_again) {  // another layer has been there
@@ -100,8 +100,8 @@ attention_problem::Run shared_attention(const World& world, ContextGroup& group,
         {shape, qkv[0].view, qkv[1].view, qkv[2].view, outs[0].view, outs[1].view, lse.data(),
          d[0].view, d[1].view, d[2].view, KeyGradients::write, sinks.tensor(), sinks.sink()},
         !gathers_again);
-    Values dsinks;
-    for (const float x : sinks.read()) dsinks.push_back(x - 1);
+    const std::vector<float> of_rank = sinks.read();
+    Values dsinks(of_rank.begin(), of_rank.end());
     world.all_reduce_sum(dsinks);
     return {of_all(outs[0]), of_all(d[0]), of_all(d[1]),
             of_all(d[2]),    {},           {dsinks.begin(), dsinks.end()}};
