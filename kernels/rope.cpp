@@ -49,7 +49,8 @@ struct Heads {
     int count;
     const T* w;
     int w_stride = 0;  // from a head's weights to the next head's
-    // Of a norm over the whole width: its elements, and each token's sum and dot product at [2·row].
+    // Of a norm over the whole width: its elements, and each token's sum and dot product at
+    // [2·row].
     float width = 0;
     const float *sums = nullptr, *dots = nullptr;
 
@@ -131,8 +132,8 @@ template <class T, int head_size>
                            [=](auto at) { return at(g) * at(w) * at(x); });
 }
 
-/// The backward pass of a token's heads with a norm: gradients become dx, and dw += g ⊙ x̂. dw: [D],
-/// or with a norm over the whole width [heads, D].
+/// The backward pass of a token's heads with a norm: gradients become dx, and dw += g ⊙ x̂. dw:
+/// [D], or with a norm over the whole width [heads, D].
 template <class T, int head_size>
 void backward_heads(const RopeShape& s, const Heads<T, head_size>& heads, int64_t row,
                     const Angles& angles, float* dw, float epsilon) {

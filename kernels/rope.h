@@ -78,8 +78,8 @@ void rope_forward(Stream& stream, const RopeForward& args);
 ///   with a norm     dx = ρ·(g ⊙ w − x̂·mean(g ⊙ w ⊙ x̂)),  x̂ = x·ρ
 ///                   dq_w (+)= Σ g ⊙ x̂ over the tokens and heads of q, in fp32
 ///                   dk_w (+)= Σ g ⊙ x̂ over the tokens and heads of k, in fp32
-/// With a norm over the whole width, ρ comes from width.sums and the mean is ρ·width.dots / (D times
-/// the heads of all ranks); dq_w [H·D] and dk_w [H_kv·D] are sums over the tokens alone.
+/// With a norm over the whole width, ρ comes from width.sums and the mean is ρ·width.dots / (D
+/// times the heads of all ranks); dq_w [H·D] and dk_w [H_kv·D] are sums over the tokens alone.
 /// With a norm, q and k are what the forward pass has read. Without a norm, q and k are not used. ρ
 /// is not kept: it is computed once more from q and k, which are read anyway. (From the rotated
 /// values, the weights' gradients would be quotients by the weights, which may be 0, and no fewer

@@ -25,8 +25,9 @@ namespace train_gpt {
 /// pass its gradient. logits [M, E] are the router's; experts, expert_weights, row_of [M, k] and
 /// row_token [R, 1], offsets [1, E + 1] say where tokens went. counts and probabilities [B, E] are
 /// the router's sums over sequences, and load [B, E] each expert's share, for a balance loss over
-/// sequences or micro-batches; selection_bias [1, E] is its bias in fp32. A shared expert has activations of its own; shared_logit, shared_choice
-/// and shared_weight [M, 1] are its gate's, which is a router of one expert.
+/// sequences or micro-batches; selection_bias [1, E] is its bias in fp32. A shared expert has
+/// activations of its own; shared_logit, shared_choice and shared_weight [M, 1] are its gate's,
+/// which is a router of one expert.
 ///
 /// Among tensor-parallel ranks, x, x_mid, stats1 and stats2 have this rank's rows [M / ranks, …],
 /// and widths are this rank's part. norm1_rows and norm2_rows keep this rank's rows of norm1 and

@@ -62,10 +62,10 @@ struct Block {
 /// Gradients in the backward pass. dres is the gradient of the residual stream. dy [M, C], datt
 /// [M, H·D] and, with SwiGLU, dhidden [M, F] are temporary. dup, which may be preact then, and dqkv
 /// are the gradients of the outputs of `up` and `qkv`. In a mixture of experts dhidden and dup are
-/// [R, …], dgrouped [R, C] is the gradient of the experts' inputs, and dexpert_out takes the place of
-/// expert_out; dlogits and dweights are the router's, and a shared expert has the gradients of its
-/// own. qk_dots [M, 2] are sums of a norm over the whole width (kernels/rope.h). Among tensor-parallel ranks dres, dy, dout
-/// and dmid have this rank's rows.
+/// [R, …], dgrouped [R, C] is the gradient of the experts' inputs, and dexpert_out takes the place
+/// of expert_out; dlogits and dweights are the router's, and a shared expert has the gradients of
+/// its own. qk_dots [M, 2] are sums of a norm over the whole width (kernels/rope.h). Among
+/// tensor-parallel ranks dres, dy, dout and dmid have this rank's rows.
 ///
 /// All blocks share them, unless the two halves of the backward pass are called apart. Then dup,
 /// dqkv, and dout and dmid, the copies of dres at the block's output and middle, keep their values

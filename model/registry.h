@@ -9,8 +9,8 @@
 namespace train_gpt {
 
 /// Indices of a block's parameters in the registry; −1: the block has no such parameter. In a
-/// mixture, `up` [E·2F, C] and `down` [E·C, F] are the experts', one after the other, with a unit of
-/// their own.
+/// mixture, `up` [E·2F, C] and `down` [E·C, F] are the experts', one after the other, with a unit
+/// of their own.
 struct BlockParameters {
     int norm1_w = -1, norm1_b = -1, qkv_w = -1, qkv_b = -1, out_w = -1, out_b = -1;
     int q_norm_w = -1, k_norm_w = -1;  // [D], or the width of q and of k

@@ -44,8 +44,8 @@ struct RouterReport {
 class RouterCounts {
   public:
     /// The counts of all the model's routers, whichever of them are on this rank. micro_batches: of
-    /// the largest step, on all ranks. is_alone: no other rank has any. Nothing is taken for a model
-    /// without experts.
+    /// the largest step, on all ranks. is_alone: no other rank has any. Nothing is taken for a
+    /// model without experts.
     RouterCounts(const DecoderSpec& spec, int64_t micro_batches, bool is_alone, Arena& arena);
 
     /// How many int32 all ranks add up in a step (add_over_ranks()).

@@ -37,7 +37,8 @@ enum class Positions : uint8_t { learned, rope };
 constexpr int64_t vocab_multiple = 128;
 
 /// A mixture of experts in place of an MLP: each token goes to n_expert_per_token of n_expert
-/// SwiGLU MLPs, and the layer adds what they give, weighted by the router (kernels/experts/route.h).
+/// SwiGLU MLPs, and the layer adds what they give, weighted by the router
+/// (kernels/experts/route.h).
 struct ExpertSpec {
     int n_expert = 0, n_expert_per_token = 0;  // 0: an MLP
     int n_ff = 0;                              // hidden values of each expert

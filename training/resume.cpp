@@ -15,6 +15,7 @@
 #include "training/files/grids_file.h"
 #include "training/files/model_folder.h"
 #include "training/files/routers_file.h"
+#include "training/files/same_model.h"
 #include "training/files/spikes_file.h"
 #include "training/files/upcycle.h"
 #include "training/schedule.h"

@@ -24,8 +24,8 @@ size_t cudnn_version();
 
 /// The cases for which cuDNN is used: bf16; head sizes up to 128 that are multiples of 8; multiples
 /// of 128 queries and keys without documents, a window, a soft-cap or sinks; views aligned for
-/// 16-byte vectors; the log-sum-exp requested, as in training and evaluation; and dk and dv in bf16,
-/// since it cannot add to them.
+/// 16-byte vectors; the log-sum-exp requested, as in training and evaluation; and dk and dv in
+/// bf16, since it cannot add to them.
 /// Returns what rules a case out, worded as the end of a sentence; empty if nothing does.
 std::string cudnn_limit(const AttentionShape& shape);  // as far as the shape decides
 std::string cudnn_limit(const AttentionForward& args);

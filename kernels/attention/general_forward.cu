@@ -18,9 +18,9 @@ size_t forward_shared_bytes(int D) {
 }
 
 /// Gives the sums of all warps the same row maxima, divides them by the row sums, which include the
-/// head's sink, and writes lse of rows `first_row` to `end_row` − 1 of a head, unless it is null. In
-/// shared memory: sums of values [warps, rows, D], row maxima and row sums [warps, rows]; the row
-/// sums are overwritten.
+/// head's sink, and writes lse of rows `first_row` to `end_row` − 1 of a head, unless it is null.
+/// In shared memory: sums of values [warps, rows, D], row maxima and row sums [warps, rows]; the
+/// row sums are overwritten.
 template <class Tiling>
 __device__ __forceinline__ void scale_warp_sums(float* sums, const float* maxima, float* row_sums,
                                                 int D, float sink, float* lse, int first_row,

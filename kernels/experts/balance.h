@@ -40,8 +40,8 @@ struct BalanceSegment {
 void balance_biases(Stream& stream, const std::vector<BalanceSegment>& segments, float rate,
                     const StepState* state);
 
-/// last = chosen, and load [R, E] = each expert's share of its router's row of chosen [R, E], unless
-/// AdamW changes nothing in this step. chosen, last int32; load fp32.
+/// last = chosen, and load [R, E] = each expert's share of its router's row of chosen [R, E],
+/// unless AdamW changes nothing in this step. chosen, last int32; load fp32.
 struct KeepLoad {
     Tensor load, last, chosen;
 };

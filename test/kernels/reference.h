@@ -151,9 +151,9 @@ struct HeadLossReference {
     Values losses, dx, dw;
 };
 /// With z = x·wᵀ, or c·tanh(x·wᵀ / c) with a soft-cap c, and lse = log Σ_j exp z_j: losses = lse −
-/// z_target, dz = ∂(losses + z_loss·lse²)/∂z = softmax(z) − onehot(target) + 2·z_loss·lse·softmax(z),
-/// with a soft-cap times 1 − tanh²; dx = dz·w, dw = dzᵀ·x. Rows whose target is −1 contribute nothing. Logits, dz and dx are
-/// rounded to `stored`.
+/// z_target, dz = ∂(losses + z_loss·lse²)/∂z = softmax(z) − onehot(target) +
+/// 2·z_loss·lse·softmax(z), with a soft-cap times 1 − tanh²; dx = dz·w, dw = dzᵀ·x. Rows whose
+/// target is −1 contribute nothing. Logits, dz and dx are rounded to `stored`.
 template <class Real>
 HeadLossReference head_loss_reference(const HeadLossProblem& p, DType stored = DType::fp32);
 

@@ -21,6 +21,7 @@
 #include "test/text.h"
 #include "training/config/config_text.h"
 #include "training/files/safetensors.h"
+#include "training/files/same_model.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
@@ -132,8 +133,9 @@ TEST_CASE("large files are hashed and read with little memory", "[checkpoint]") 
         for (int64_t first = 0; first + std::ssize(values) <= floats; first += std::ssize(values))
             from.read_floats(from.at("x"), values.data(), first, std::ssize(values));
     }));
-    // At once. The values are allocated before, so that only the reader's memory counts. If the work
-    // freed them, AddressSanitizer would take another eighth of their size to mark them as freed.
+    // At once. The values are allocated before, so that only the reader's memory counts. If the
+    // work freed them, AddressSanitizer would take another eighth of their size to mark them as
+    // freed.
     std::vector<float> values(static_cast<size_t>(floats));
     CHECK(takes_less_than(40, [&] {
         const SafetensorsFile from(tensors);

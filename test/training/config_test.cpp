@@ -554,7 +554,8 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
     changed["model"]["n_layer"] = changed["parallel"]["layers_per_stage"][0].get<int>() + 1;
     changed["model"].update({{"rope_low_freq_factor", 0.5}, {"rope_high_freq_factor", 2.5}});
     changed["model"]["rope_original_n_ctx"] = 1 << 20;
-    changed["model"].update({{"rope_beta_fast", 20.5}, {"rope_beta_slow", 1.5}});
+    changed["model"].update(
+        {{"rope_beta_fast", 20.5}, {"rope_beta_slow", 1.5}, {"rope_theta", 100.5}});
     changed["model"].update({{"window_pattern", "SL"}, {"mlp", "swiglu"}, {"bias", "attention"}});
     changed["model"].update({{"n_expert", 20}, {"n_expert_per_token", 3}, {"n_ff_expert", 24}});
     changed["model"].update({{"n_ff_shared", 16}, {"dense_layers", {0}}, {"experts_every", 1}});

@@ -26,6 +26,7 @@
 #include "training/files/llmc_model.h"
 #include "training/files/model_folder.h"
 #include "training/files/safetensors.h"
+#include "training/files/same_model.h"
 
 using namespace train_gpt;
 using namespace train_gpt::foreign_models;

@@ -1,37 +1,14 @@
 // The table of the configuration's keys. Parser, checks, output, help and schema are made from it.
 // A new key is a member of Config, with its default, and a row of this table.
 #pragma once
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <variant>
-#include <vector>
 
 #include "base/json_text.h"
-#include "training/config/config.h"
+#include "training/config/key_rules.h"
 
 namespace train_gpt {
-
-/// The address of a key's value in a Config. The pointer's type is the key's type.
-using TrainSources = std::vector<Config::Data::Source>;
-using WholeNumbers = std::vector<int>;
-using Texts = std::vector<std::string>;
-using KeyField =
-    std::variant<int*, std::optional<int>*, int64_t*, uint64_t*, double*, bool*, std::string*,
-                 TrainSources*, WholeNumbers*, Texts*, OneOf<PipelineKind>*, OneOf<Decay>*,
-                 OneOf<std::optional<GradientSums>>*, OneOf<OnSpike>*, OneOf<OptimizerName>*,
-                 OneOf<NewtonSchulzList>*, OneOf<MuonScale>*, OneOf<DType>*,
-                 OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
-                 OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
-                 OneOf<std::optional<Biases>>*, OneOf<std::optional<QkNormKind>>*,
-                 OneOf<std::optional<RouterScore>>*, OneOf<Balance>*, OneOf<BalanceLevel>*,
-                 OneOf<std::optional<bool>>*, OneOf<std::optional<Positions>>*, OneOf<RopeScaling>*,
-                 OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
 
 /// Whether values are texts or words.
 bool is_text(const KeyField& field);
@@ -44,34 +21,6 @@ bool is_texts(const KeyField& field);
 bool is_real(const KeyField& field);
 /// Whether values are whole numbers or the word "auto".
 bool is_optional_number(const KeyField& field);
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
-/// 2^53: a double holds every integer up to this number.
-constexpr double max_exact_integer = 9007199254740992.0;
-
-/// Which values of a key are valid: numbers between two bounds, or one of a few words. Without
-/// words, any text is valid.
-struct KeyRule {
-    double low = -infinity, high = infinity;
-    bool above_low = false;  // low itself is not valid
-    bool is_path = false;    // a text in which "~" stands for the home folder
-    std::array<std::string_view, 10> word_list{};
-    size_t word_count = 0;
-
-    std::span<const std::string_view> words() const {
-        return std::span(word_list).first(word_count);
-    }
-    bool allows(double value) const {
-        return (above_low ? value > low : value >= low) && value <= high;
-    }
-};
-
-struct ConfigKey {
-    std::string_view path;  // "section.name", or "name" for a key without section
-    KeyField (*field)(Config&);
-    KeyRule rule;
-    std::string_view meaning;  // for people
-};
 
 /// Every key, in the order in which the configuration is printed.
 std::span<const ConfigKey> config_keys();

@@ -35,10 +35,6 @@ DecoderSpec read_model_spec(const std::filesystem::path& directory);
 StoredModel open_model_folder(const std::filesystem::path& directory);
 StoredModel open_model_folder(const std::filesystem::path& directory, const DecoderSpec& spec);
 
-/// Throws Error, which names the difference, if a folder's model is not the wanted model.
-void require_same_model(const std::filesystem::path& directory, const DecoderSpec& found,
-                        const DecoderSpec& wanted);
-
 /// Writes config.json, generation_config.json and the weights in `dtype` into a folder. Returns the
 /// names of the files. Weights of more than max_file_bytes (0: no limit) are split over several
 /// files; each tensor stays in one file.

@@ -1,5 +1,5 @@
-// What the routers of a mixture did in a step, in a few figures for each: how evenly they spread the
-// step's tokens over their experts, and how sure they were.
+// What the routers of a mixture did in a step, in a few figures for each: how evenly they spread
+// the step's tokens over their experts, and how sure they were.
 #pragma once
 #include <vector>
 
@@ -23,9 +23,9 @@ struct RouterFigures {
 /// any sequence, are NaN.
 std::vector<RouterFigures> router_figures(const RouterReport& report);
 
-/// The fields of metrics.jsonl (docs/running.md). `layers`: the layer of each router. A list has one
-/// value for each of the model's n_layer layers, NaN where a layer has no experts. Empty for a model
-/// without experts.
+/// The fields of metrics.jsonl (docs/running.md). `layers`: the layer of each router. A list has
+/// one value for each of the model's n_layer layers, NaN where a layer has no experts. Empty for a
+/// model without experts.
 MetricsRecord::Fields router_fields(const RouterReport& report, const std::vector<int>& layers,
                                     int n_layer);
 

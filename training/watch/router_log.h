@@ -30,8 +30,8 @@ class RouterLog {
     RouterLog(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step,
               Options options);
 
-    /// Takes each step; writes a line after the first step, the last one, and every one whose number
-    /// is a multiple of a hundredth of the run's steps, rounded up.
+    /// Takes each step; writes a line after the first step, the last one, and every one whose
+    /// number is a multiple of a hundredth of the run's steps, rounded up.
     void add(int64_t step, const RouterReport& report);
 
     static constexpr int64_t snapshots = 100;
