@@ -892,7 +892,10 @@ TEST_CASE("a page has the loads of experts at steps of the whole run, and follow
             CHECK(std::abs(std::log2(static_cast<double>(wanted[e]) / meant)) <= 1.0001 / 12);
         }
     }
-    // Steps that were run again, and another model
+    // Steps that were run again
+    write(file, text + text.substr(0, text.find('\n') + 1));
+    CHECK(opened({run.path()})[0].routers().size() == 1);
+    // Another model
     write(file, text + "{\"step\":3,\"load\":[[1000,1000]]}\n");
     const auto again =
         nlohmann::json::parse(page_data(opened({run.path()}), 600))["runs"][0]["routers"];
