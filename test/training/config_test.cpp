@@ -557,6 +557,7 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
     changed["model"].update(
         {{"rope_beta_fast", 20.5}, {"rope_beta_slow", 1.5}, {"rope_theta", 100.5}});
     changed["model"].update({{"window_pattern", "SL"}, {"mlp", "swiglu"}, {"bias", "attention"}});
+    changed["model"]["qk_norm"] = "head";  // for which "on" is another word
     changed["model"].update({{"n_expert", 20}, {"n_expert_per_token", 3}, {"n_ff_expert", 24}});
     changed["model"].update({{"n_ff_shared", 16}, {"dense_layers", {0}}, {"experts_every", 1}});
     changed["seed"] = std::numeric_limits<uint64_t>::max() - 1;
