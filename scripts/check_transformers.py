@@ -53,7 +53,14 @@ def load(folder, dtype=None):
     faults = {key: list(loading[key]) for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if loading[key]}
     if faults:
         raise ValueError(f"{folder}: the tensors are not those of a {type(model).__name__}: {faults}")
-    return model.eval()
+    return with_any_widths(model).eval()
+
+
+def with_any_widths(model):
+    """The model, whose experts' products do not need rows of whole 16 bytes."""
+    if STACKED and any("experts" in name for name, _ in model.named_parameters()):
+        model.set_experts_implementation("eager")
+    return model
 
 
 def loss_of(model, tokens):
@@ -363,7 +370,7 @@ class Interchange:
         model = kind(config)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, 0.02, 0.3)
-        return model.to(DTYPES[dtype]).eval()
+        return with_any_widths(model).to(DTYPES[dtype]).eval()
 
     def check_import_of_families(self):
         said = []
@@ -374,7 +381,7 @@ class Interchange:
                 assert (source / "model.safetensors.index.json").exists() == (size == "20KB")
                 self.run("import", source, "--out", ours)
                 said.append(self.same_losses(source, model))
-                self.same_weights(load(ours), model.to(DTYPES[dtype]))
+                self.same_weights(load(ours).to(DTYPES[dtype]), model.to(DTYPES[dtype]))  # gpt-oss' norms load as fp32
                 self.run("export", ours, "--out", out, "--max-shard-size", "30KB")
                 self.same_weights(load(out), load(source))
                 self.same_losses(out, load(out))
