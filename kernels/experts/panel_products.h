@@ -44,8 +44,13 @@ constexpr bool supports(DType dtype) {
 constexpr int lanes = 16;
 /// The inner loop adds to 6 × 4 vectors: 24 registers, 4 for B and one for A, of 32.
 constexpr int tile_rows = 6, tile_vectors = 4, columns = tile_vectors * lanes;
-/// The length of a panel: 64 KiB, so that several fit into the second-level cache.
-constexpr int64_t max_words = 256;
+/// The length of a panel: at most 96 KiB, so that several fit into the second-level cache.
+constexpr int64_t max_words = 384;
+/// Panels of nearly equal length.
+constexpr int64_t panel_words(int64_t words) {
+    const int64_t panels = (words + max_words - 1) / max_words;
+    return panels > 1 ? (words + panels - 1) / panels : words;
+}
 /// Words after which some lines are asked for.
 constexpr int64_t part = 16;
 /// Rows of A whose sums are kept while the panels change.
@@ -116,24 +121,26 @@ class Ahead {
     int lines_ = 0;
 };
 
-/// Row i of A has word w at row[i] + w·step.
+/// Row i of A has word w at row[i] + w·step. next: null, or rows of step 1 that are multiplied soon
+/// and are not in the caches yet.
 struct RowsOfA {
     const Word* row[tile_rows];
     int64_t step;
+    const Word* next[tile_rows] = {};
 };
 
 enum class Sums { overwrite, add, stream };
 
 /// c [rows, columns] = (c +) A·panel over `words` words; panel [words, columns]. stream: c bypasses
 /// the caches; its rows are aligned to their lines then.
-template <class Engine, int rows, Sums sums>
+template <class Engine, int rows, Sums sums, int vectors>
 [[gnu::noinline]] void multiply(const RowsOfA& a, const Words* panel, int64_t words, float* c,
                                 int64_t ldc, Ahead& ahead) {
-    Vector acc[rows][tile_vectors];
+    Vector acc[rows][vectors];
 #pragma GCC unroll 6
     for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 4
-        for (int v = 0; v < tile_vectors; ++v)
+        for (int v = 0; v < vectors; ++v)
             acc[i][v] = sums == Sums::add
                             ? *reinterpret_cast<const VectorAnywhere*>(c + i * ldc + v * lanes)
                             : Vector{};
@@ -145,9 +152,9 @@ template <class Engine, int rows, Sums sums>
         const int64_t count = std::min(part, words - first);
 #pragma GCC unroll 1
         for (int64_t w = 0; w < count; ++w) {
-            Words b[tile_vectors];
+            Words b[vectors];
 #pragma GCC unroll 4
-            for (int v = 0; v < tile_vectors; ++v) {
+            for (int v = 0; v < vectors; ++v) {
                 Words loaded = panel[v];
                 asm("" : "+v"(loaded));  // once, not for each multiplication
                 b[v] = loaded;
@@ -156,18 +163,20 @@ template <class Engine, int rows, Sums sums>
             for (int i = 0; i < rows; ++i) {
                 const Word x = row[i][at];
 #pragma GCC unroll 4
-                for (int v = 0; v < tile_vectors; ++v)
+                for (int v = 0; v < vectors; ++v)
                     acc[i][v] = Engine::multiply_add(acc[i][v], x, b[v]);
             }
             panel += tile_vectors;
             at += step;
         }
         ahead.some();
+        if (a.next[0])
+            for (const Word* next_row : a.next) __builtin_prefetch(next_row + first);
     }
 #pragma GCC unroll 6
     for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 4
-        for (int v = 0; v < tile_vectors; ++v) {
+        for (int v = 0; v < vectors; ++v) {
             float* const to = c + i * ldc + v * lanes;
             if (sums == Sums::stream)
                 _mm512_stream_ps(to, reinterpret_cast<__m512>(acc[i][v]));
@@ -177,22 +186,31 @@ template <class Engine, int rows, Sums sums>
     }
 }
 
-template <class Engine, Sums sums, class... Args>
+template <class Engine, Sums sums, int vectors = tile_vectors, class... Args>
 void multiply_some(int64_t rows, Args&&... args) {
     switch (rows) {
         case 1:
-            return multiply<Engine, 1, sums>(args...);
+            return multiply<Engine, 1, sums, vectors>(args...);
         case 2:
-            return multiply<Engine, 2, sums>(args...);
+            return multiply<Engine, 2, sums, vectors>(args...);
         case 3:
-            return multiply<Engine, 3, sums>(args...);
+            return multiply<Engine, 3, sums, vectors>(args...);
         case 4:
-            return multiply<Engine, 4, sums>(args...);
+            return multiply<Engine, 4, sums, vectors>(args...);
         case 5:
-            return multiply<Engine, 5, sums>(args...);
+            return multiply<Engine, 5, sums, vectors>(args...);
         default:
-            return multiply<Engine, 6, sums>(args...);
+            return multiply<Engine, 6, sums, vectors>(args...);
     }
+}
+
+/// The same for a panel of which the first `filled` columns count.
+template <class Engine, Sums sums, class... Args>
+void multiply_filled(int64_t filled, int64_t rows, Args&&... args) {
+    if (filled <= columns / 2)
+        multiply_some<Engine, sums, tile_vectors / 2>(rows, args...);
+    else
+        multiply_some<Engine, sums>(rows, args...);
 }
 
 // --- Packing -------------------------------------------------------------------------------------
@@ -321,6 +339,7 @@ void multiply_rows(const RowProduct<Element>& p, A&& a, void* scratch) {
     const auto part_of_b = [&](int64_t col, int64_t word) {
         return p.transposed ? p.b + col * p.ldb + word * depth : p.b + word * depth * p.ldb + col;
     };
+    const int64_t panel = panel_words(p.words);
     // Each panel has 4 lines for a word; they are asked for during the products of the part before.
     const int64_t tiles = (p.rows + tile_rows - 1) / tile_rows;
     const int lines = static_cast<int>((part * tile_vectors + tiles - 1) / tiles);
@@ -328,7 +347,7 @@ void multiply_rows(const RowProduct<Element>& p, A&& a, void* scratch) {
         const bool is_next = col >= p.cols;
         if (is_next && !p.next_b) return Ahead();
         const int64_t cols = std::min(group_columns, is_next ? p.cols : p.cols - col),
-                      words = std::min(max_words, p.words - word),
+                      words = std::min(panel, p.words - word),
                       size = static_cast<int64_t>(sizeof(Element));
         const Element* const first = is_next ? p.next_b : part_of_b(col, word);
         return p.transposed ? Ahead(first, p.ldb * size, words * depth * size, cols, lines)
@@ -337,36 +356,42 @@ void multiply_rows(const RowProduct<Element>& p, A&& a, void* scratch) {
 
     for (int64_t col = 0; col < p.cols; col += group_columns) {
         const int64_t cols = std::min(group_columns, p.cols - col);
-        for (int64_t word = 0; word < p.words; word += max_words) {
-            const int64_t words = std::min(max_words, p.words - word);
+        for (int64_t word = 0; word < p.words; word += panel) {
+            const int64_t words = std::min(panel, p.words - word);
             const bool first = word == 0, last = word + words == p.words;
             for (int64_t j = 0; j < cols; j += columns) {
-                Words* const panel = panels + j / lanes * max_words;
+                Words* const packed = panels + j / lanes * max_words;
                 const int64_t filled = std::min<int64_t>(columns, cols - j);
                 const Element* const from = part_of_b(col + j, word);
                 if (p.transposed)
-                    pack_columns(panel, reinterpret_cast<const Word*>(from), p.ldb / depth, filled,
+                    pack_columns(packed, reinterpret_cast<const Word*>(from), p.ldb / depth, filled,
                                  words);
                 else
-                    pack_rows<Element, columns>(panel, filled, words * depth,
+                    pack_rows<Element, columns>(packed, filled, words * depth,
                                                 [&](int64_t d) { return from + d * p.ldb; });
             }
             Ahead ahead =
                 last ? prefetch_of(col + group_columns, 0) : prefetch_of(col, word + words);
             for (int64_t r = 0; r < p.rows; r += tile_rows) {
                 const int64_t here = std::min<int64_t>(tile_rows, p.rows - r);
+                const auto row_at = [&](int64_t i) {
+                    return reinterpret_cast<const Word*>(a(std::min(i, p.rows - 1))) + word;
+                };
                 RowsOfA rows{{}, 1};
-                for (int64_t i = 0; i < here; ++i)
-                    rows.row[i] = reinterpret_cast<const Word*>(a(r + i)) + word;
+                for (int64_t i = 0; i < tile_rows; ++i) {
+                    rows.row[i] = row_at(r + i);
+                    if (col == 0) rows.next[i] = row_at(r + tile_rows + i);
+                }
                 for (int64_t j = 0; j < cols; j += columns) {
-                    const Words* const panel = panels + j / lanes * max_words;
+                    if (j > 0) rows.next[0] = nullptr;
+                    const Words* const packed = panels + j / lanes * max_words;
                     float* const c = sums + r * group_columns + j;
                     if (first)
-                        multiply_some<Engine, Sums::overwrite>(here, rows, panel, words, c,
-                                                               group_columns, ahead);
+                        multiply_filled<Engine, Sums::overwrite>(cols - j, here, rows, packed,
+                                                                 words, c, group_columns, ahead);
                     else
-                        multiply_some<Engine, Sums::add>(here, rows, panel, words, c, group_columns,
-                                                         ahead);
+                        multiply_filled<Engine, Sums::add>(cols - j, here, rows, packed, words, c,
+                                                           group_columns, ahead);
                 }
                 if (!last) continue;
                 for (int64_t i = r; i < r + here; ++i) {
@@ -438,8 +463,8 @@ void add_products(const SumProduct& p, Dy&& dy, X&& x, void* scratch) {
                                                                nothing);
                     continue;
                 }
-                multiply_some<Engine, Sums::overwrite>(here, rows, panel, words, ragged,
-                                                       int64_t{columns}, nothing);
+                multiply_filled<Engine, Sums::overwrite>(cols, here, rows, panel, words, ragged,
+                                                         int64_t{columns}, nothing);
                 for (int64_t r = 0; r < here; ++r)
                     for (int64_t l = 0; l < cols; ++l)
                         c[r * p.ld + l] = add ? c[r * p.ld + l] + ragged[r * columns + l]
