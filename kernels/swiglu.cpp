@@ -73,10 +73,14 @@ void for_pieces(int64_t rows, int64_t columns, F&& f) {
         }
 }
 
+int64_t rows_of(const Tensor& x, const Tensor& row_count) {
+    return row_count ? *row_count.as<int32_t>() : x.rows();
+}
+
 template <class T, class Form>
 void forward(const SwigluForward& args, const Form& form) {
     const int64_t F = args.out.cols();
-    for_pieces(args.out.rows(), F, [&](const Piece& piece) {
+    for_pieces(rows_of(args.out, args.row_count), F, [&](const Piece& piece) {
         const T *gate = args.gate_up.as<T>() + piece.row * 2 * F + piece.first, *up = gate + F,
                 *next = args.gate_up.as<T>() + piece.next_row * 2 * F + piece.next_first;
         T* out = args.out.as<T>() + piece.row * F + piece.first;
@@ -93,7 +97,7 @@ void forward(const SwigluForward& args, const Form& form) {
 template <class T, bool with_out, class Form>
 void backward(const SwigluBackward& args, const Form& form) {
     const int64_t F = args.dout.cols();
-    for_pieces(args.dout.rows(), F, [&](const Piece& piece) {
+    for_pieces(rows_of(args.dout, args.row_count), F, [&](const Piece& piece) {
         const int64_t wide = piece.row * 2 * F + piece.first, narrow = piece.row * F + piece.first,
                       next = piece.next_row * 2 * F + piece.next_first;
         const T *gate = args.gate_up.as<T>() + wide, *up = gate + F,

@@ -62,7 +62,9 @@ __device__ __forceinline__ int64_t own_column() {
 
 template <class T, int width, class Form>
 __global__ void __launch_bounds__(most_threads)
-    forward_kernel(T* out, const T* gate_up, int64_t M, int64_t F, Form form) {
+    forward_kernel(T* out, const T* gate_up, int64_t M, const int32_t* row_count, int64_t F,
+                   Form form) {
+    if (row_count) M = *row_count;
     const int64_t column = own_column<width>(), first_row = int64_t{blockIdx.x} * forward_rows;
     if (column >= F) return;
     Vector<T, width> gates[forward_rows], ups[forward_rows];
@@ -88,11 +90,12 @@ __global__ void __launch_bounds__(most_threads)
     }
 }
 
-/// dgate_up may be gate_up, and out may be dout; out may be null.
+/// dgate_up may be gate_up, and out may be dout; out and row_count may be null.
 template <class T, int width, class Form>
 __global__ void __launch_bounds__(most_threads)
-    backward_kernel(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t M, int64_t F,
-                    Form form) {
+    backward_kernel(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t M,
+                    const int32_t* row_count, int64_t F, Form form) {
+    if (row_count) M = *row_count;
     const int64_t column = own_column<width>(), first_row = int64_t{blockIdx.x} * backward_rows;
     if (column >= F) return;
     Vector<T, width> gates[backward_rows], ups[backward_rows], douts[backward_rows];
@@ -153,8 +156,8 @@ void forward(Stream& stream, const SwigluForward& args, const Form& form) {
         M, F, forward_rows,
         [&](auto width, dim3 grid, unsigned threads) {
             forward_kernel<T, width><<<grid, threads, 0, stream_of(stream)>>>(
-                static_cast<T*>(args.out.data), static_cast<const T*>(args.gate_up.data), M, F,
-                form);
+                static_cast<T*>(args.out.data), static_cast<const T*>(args.gate_up.data), M,
+                static_cast<const int32_t*>(args.row_count.data), F, form);
             CUDA_CHECK_LAUNCH();
         },
         args.out, args.gate_up);
@@ -169,7 +172,7 @@ void backward(Stream& stream, const SwigluBackward& args, const Form& form) {
             backward_kernel<T, width><<<grid, threads, 0, stream_of(stream)>>>(
                 static_cast<T*>(args.dgate_up.data), static_cast<T*>(args.out.data),
                 static_cast<const T*>(args.dout.data), static_cast<const T*>(args.gate_up.data), M,
-                F, form);
+                static_cast<const int32_t*>(args.row_count.data), F, form);
             CUDA_CHECK_LAUNCH();
         },
         args.dgate_up, args.out, args.dout, args.gate_up);

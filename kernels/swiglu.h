@@ -22,10 +22,12 @@ struct ClampedSwiglu {
 
 /// out = silu(gate) ⊙ up, or the clamped form, computed in fp32. gate_up [M, 2F] holds gate in the
 /// first F columns of a row and up in the last F; out [M, F]; fp32 or bf16, both alike. out may not
-/// overlap gate_up.
+/// overlap gate_up. With row_count, int32 [1] in the device's memory, only the first so many rows
+/// are read and written; at most M.
 struct SwigluForward {
     Tensor out, gate_up;
     std::optional<ClampedSwiglu> clamped = {};
+    Tensor row_count = {};
 };
 void swiglu_forward(Stream& stream, const SwigluForward& args);
 
@@ -39,6 +41,7 @@ struct SwigluBackward {
     Tensor dgate_up, dout, gate_up;
     Tensor out = {};
     std::optional<ClampedSwiglu> clamped = {};
+    Tensor row_count = {};
 };
 void swiglu_backward(Stream& stream, const SwigluBackward& args);
 

@@ -27,6 +27,9 @@ void count_routes(Stream& stream, const CountRoutes& args) {
             args.chosen.as<int32_t>()[i] += args.counts.as<int32_t>()[s * E + i];
             args.mass.as<int32_t>()[i] +=
                 mass_of(args.probabilities.as<float>()[s * E + i], args.unit);
+            if (args.dropped)
+                *args.dropped.as<int32_t>() +=
+                    dropped_of(args.counts.as<int32_t>()[s * E + i], args.capacity);
         }
     }
 }

@@ -15,12 +15,15 @@ namespace train_gpt {
 ///   chosen += Σ_s counts[s]
 ///   mass   += Σ_s round(probabilities[s] · unit)
 ///   not_finite += how many sequences s have probabilities that are not finite
-/// chosen, mass int32 [1, E]; not_finite int32 [1, 1]; counts int32 [S, E] and probabilities fp32
+///   dropped += Σ_s Σ_i max(0, counts[s, i] − capacity), if given (GroupRows)
+/// chosen, mass int32 [1, E]; not_finite, dropped int32 [1, 1]; counts int32 [S, E] and probabilities fp32
 /// [S, E] as Route writes them: those of a sequence are finite, or none is. One that is not finite
 /// adds nothing to mass.
 struct CountRoutes {
     Tensor chosen, mass, not_finite, counts, probabilities;
     float unit = 1;
+    Tensor dropped = {};
+    int64_t capacity = 0;
 };
 void count_routes(Stream& stream, const CountRoutes& args);
 
@@ -51,6 +54,9 @@ void keep_load(Stream& stream, const KeepLoad& args, const StepState* state);
 constexpr int32_t mass_of(float probabilities, float unit) {
     const float mass = probabilities * unit + 0.5f;
     return mass >= 1 ? static_cast<int32_t>(mass) : 0;  // 0 for a NaN
+}
+constexpr int32_t dropped_of(int32_t count, int64_t capacity) {
+    return count > capacity ? count - static_cast<int32_t>(capacity) : 0;
 }
 constexpr bool is_finite_probability(float p) { return p - p == 0; }
 constexpr int direction_of(int32_t chosen, int64_t total, int64_t E) {

@@ -23,9 +23,10 @@ void add_slots(const Combine& a, int64_t t, int64_t first, int64_t count) {
         std::fill_n(sums, count, 0.0f);
     }
     for (int64_t j = 0; j < k; ++j) {
-        const int64_t slot = t * k + j;
-        const T* const y =
-            a.y.as<T>() + row_of_slot(static_cast<const int32_t*>(a.row_of.data), slot) * C + first;
+        const int64_t slot = t * k + j,
+                      row = row_of_slot(static_cast<const int32_t*>(a.row_of.data), slot);
+        if (row < 0) continue;
+        const T* const y = a.y.as<T>() + row * C + first;
         const float weight = a.weights ? a.weights.as<float>()[slot] : 1.0f;
         for_positions<T>(count, [&, y](auto at) { at.store(sums, at(sums) + at(y) * weight); });
     }
@@ -37,6 +38,10 @@ template <class T>
 void backward_slot(const CombineBackward& a, int64_t slot) {
     const int64_t C = a.dout.cols(), k = slots_of_token(a.row_of),
                   row = row_of_slot(static_cast<const int32_t*>(a.row_of.data), slot);
+    if (row < 0) {
+        a.dweights.as<float>()[slot] = 0;
+        return;
+    }
     const float weight = a.weights.as<float>()[slot];
     const T *const dout = a.dout.as<T>() + slot / k * C, *const y = a.y.as<T>() + row * C;
     a.dweights.as<float>()[slot] = position_sum<T>(C, [=](auto at) { return at(dout) * at(y); });

@@ -31,12 +31,13 @@ __global__ void __launch_bounds__(most_threads, 4) forward_kernel(Forward<T> a) 
     if (a.residual) unpack(sum, Vector<T, width>::load(a.residual + t * a.C + c));
 #pragma unroll 4
     for (int j = 0; j < a.k; ++j) {
-        const int64_t slot = t * a.k + j;
+        const int64_t slot = t * a.k + j, row = row_of_slot(a.row_of, slot);
         const float weight = a.weights ? a.weights[slot] : 1.0f;
         float value[width];
-        unpack(value, Vector<T, width>::load(a.y + row_of_slot(a.row_of, slot) * a.C + c));
+        // A slot without a row reads row 0, so that no load waits for a branch.
+        unpack(value, Vector<T, width>::load(a.y + max(row, int64_t{0}) * a.C + c));
 #pragma unroll
-        for (int i = 0; i < width; ++i) sum[i] += weight * value[i];
+        for (int i = 0; i < width; ++i) sum[i] = row < 0 ? sum[i] : sum[i] + weight * value[i];
     }
     vector_of<T>(sum).store(a.out + t * a.C + c);
 }
@@ -61,6 +62,10 @@ __global__ void __launch_bounds__(warps* warp_size) backward_kernel(Backward<T> 
     const int64_t slot = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
     if (slot >= a.slots) return;
     const int64_t row = row_of_slot(a.row_of, slot);
+    if (row < 0) {
+        if (threadIdx.x % warp_size == 0) a.dweights[slot] = 0;
+        return;
+    }
     const float weight = a.weights[slot];
     const T *const dout = a.dout + slot / a.k * a.C, *const y = a.y + row * a.C;
     T* const dy = a.dy + row * a.C;

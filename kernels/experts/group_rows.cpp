@@ -11,6 +11,7 @@ void group_rows(Stream& stream, const GroupRows& args) {
     const int64_t pairs = args.experts.numel(), k = args.experts.cols(),
                   E = args.offsets.numel() - 1;
     assert(args.row_token.numel() == pairs && args.row_of.numel() == pairs);
+    assert(args.experts.rows() % args.sequences == 0);
     TRAIN_GPT_ON_CUDA(stream.device, group_rows(stream, args));
     const int32_t* const experts = args.experts.as<int32_t>();
     int32_t *const offsets = args.offsets.as<int32_t>(),
@@ -18,16 +19,21 @@ void group_rows(Stream& stream, const GroupRows& args) {
                    *const row_of = args.row_of.as<int32_t>();
     // One thread: this takes a thousandth of the time of the experts' products.
     std::fill_n(offsets, E + 1, 0);
+    auto* const next = stream.scratch_for<int32_t>(group_rows_scratch_bytes(stream, pairs, E));
+    const int64_t of_sequence = pairs / args.sequences,
+                  capacity = args.capacity > 0 ? args.capacity : pairs;
     for (int64_t i = 0; i < pairs; ++i) {
         assert(experts[i] >= 0 && experts[i] < E);
-        ++offsets[experts[i] + 1];
+        if (i % of_sequence == 0) std::fill_n(next, E, 0);  // how many each expert was offered
+        row_of[i] = next[experts[i]]++ < capacity ? 0 : -1;
+        offsets[experts[i] + 1] += row_of[i] == 0;
     }
-    auto* const next = stream.scratch_for<int32_t>(group_rows_scratch_bytes(stream, pairs, E));
     for (int64_t e = 0; e < E; ++e) {
         next[e] = offsets[e];
         offsets[e + 1] += offsets[e];
     }
     for (int64_t i = 0; i < pairs; ++i) {
+        if (row_of[i] < 0) continue;
         const int32_t row = next[experts[i]]++;
         row_of[i] = row;
         row_token[row] = static_cast<int32_t>(i / k);

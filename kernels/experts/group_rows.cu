@@ -2,6 +2,9 @@
 // counts into the first row of each expert and block; each block places its pairs. Within a block,
 // warps have ranges one after the other, and within a warp lanes are numbered among those with the
 // same expert, so that pairs of an expert keep their order.
+//
+// With a capacity, pairs are sorted twice. After the first time each pair sees whether its expert
+// has so many pairs of its sequence before it; the second time those that do are left out.
 #include <algorithm>
 #include <cstdint>
 
@@ -24,8 +27,8 @@ int64_t pairs_of_warp(int64_t pairs) {
 }
 int64_t block_count(int64_t pairs) { return ceil_div(pairs, pairs_of_warp(pairs) * warps); }
 
-/// Calls f(pair, expert, lanes with the same expert) for the warp's pairs in order; lanes beyond
-/// the last pair have the expert −1.
+/// Calls f(pair, expert, lanes with the same expert) for the warp's pairs in order. Pairs without an
+/// expert have −1, as have lanes beyond the last pair.
 template <class F>
 __device__ __forceinline__ void for_pairs_of_warp(const int32_t* experts, int64_t pairs,
                                                   int64_t per_warp, F&& f) {
@@ -124,19 +127,33 @@ __global__ void __launch_bounds__(threads)
             row_of[pair] = row;
             row_token[row] = static_cast<int32_t>(pair / k);
             if ((same & lower) == 0) own[expert] += __popc(same);
+        } else if (pair < pairs) {
+            row_of[pair] = -1;
         }
         __syncwarp();
     });
 }
 
-}  // namespace
+/// Replaces row_of, of all pairs, by the expert of a pair, or −1 for one that is dropped.
+__global__ void __launch_bounds__(threads)
+    drop_kernel(int32_t* row_of, const int32_t* experts, const int32_t* offsets,
+                const int32_t* row_token, int64_t pairs, int of_sequence, int k, int64_t capacity) {
+    const int64_t pair = int64_t{blockIdx.x} * threads + threadIdx.x;
+    if (pair >= pairs) return;
+    const int expert = experts[pair];
+    const int64_t before = row_of[pair] - capacity;
+    const bool drops = before >= offsets[expert] &&
+                       row_token[before] / of_sequence == static_cast<int>(pair / k) / of_sequence;
+    row_of[pair] = drops ? -1 : expert;
+}
 
-void group_rows(Stream& stream, const GroupRows& args) {
+/// Pairs whose expert is −1 get no row. of_pairs [N, k] may be args.row_of.
+void sort_pairs(Stream& stream, const GroupRows& args, const Tensor& of_pairs) {
     const int64_t pairs = args.experts.numel(), per_warp = pairs_of_warp(pairs);
     const auto E = static_cast<int>(args.offsets.numel() - 1);
     const auto blocks = static_cast<unsigned>(block_count(pairs));
     auto* const first_rows = stream.scratch_for<int32_t>(group_rows_scratch_bytes(pairs, E));
-    const auto* const experts = static_cast<const int32_t*>(args.experts.data);
+    const auto* const experts = static_cast<const int32_t*>(of_pairs.data);
     count_kernel<<<blocks, threads, 0, stream_of(stream)>>>(first_rows, experts, pairs, per_warp,
                                                             E);
     CUDA_CHECK_LAUNCH();
@@ -147,6 +164,21 @@ void group_rows(Stream& stream, const GroupRows& args) {
         static_cast<int32_t*>(args.row_token.data), static_cast<int32_t*>(args.row_of.data),
         first_rows, experts, pairs, per_warp, E, static_cast<int>(args.experts.cols()));
     CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace
+
+void group_rows(Stream& stream, const GroupRows& args) {
+    sort_pairs(stream, args, args.experts);
+    if (args.capacity == 0) return;
+    const int64_t pairs = args.experts.numel();
+    drop_kernel<<<static_cast<unsigned>(ceil_div<int64_t>(pairs, threads)), threads, 0,
+                  stream_of(stream)>>>(
+        args.row_of.as<int32_t>(), args.experts.as<int32_t>(), args.offsets.as<int32_t>(),
+        args.row_token.as<int32_t>(), pairs, static_cast<int>(args.experts.rows() / args.sequences),
+        static_cast<int>(args.experts.cols()), args.capacity);
+    CUDA_CHECK_LAUNCH();
+    sort_pairs(stream, args, args.row_of);
 }
 
 size_t group_rows_scratch_bytes(int64_t pairs, int64_t E) {

@@ -10,9 +10,16 @@ namespace train_gpt {
 ///   offsets [E + 1]     rows offsets[e] … offsets[e + 1] − 1 belong to expert e
 ///   row_token [N·k]     the token of a row; an expert's rows are in the order of the tokens
 ///   row_of [N, k]       the row of a token's slot
+///
+/// With a capacity, an expert takes the first so many pairs of each sequence of N / sequences
+/// tokens, and the others are dropped: they have no row, and row_of is −1. Row offsets[E] and those
+/// after it belong to nobody, and their row_token is undefined. Fedus et al. (Switch), arXiv
+/// 2101.03961.
 struct GroupRows {
     Tensor experts;
     Tensor offsets, row_token, row_of;
+    int64_t capacity = 0;  // 0: experts take all pairs
+    int64_t sequences = 1;
 };
 void group_rows(Stream& stream, const GroupRows& args);
 

@@ -239,9 +239,9 @@ struct Scratch {
 
 /// The rows of x as the products read them: in scratch, if they have to be gathered.
 template <class T>
-const T* gathered(const Tensor& x, const Tensor& row_token, char* scratch) {
+const T* gathered(const Tensor& x, const Tensor& row_token, const Tensor& offsets, char* scratch) {
     if (!row_token) return x.as<T>();
-    const int64_t R = row_token.numel(), K = x.cols();
+    const int64_t R = offsets.as<int32_t>()[offsets.numel() - 1], K = x.cols();
     const int32_t* const token = row_token.as<int32_t>();
     auto* const rows = reinterpret_cast<T*>(scratch);
 #pragma omp parallel for schedule(static)
@@ -356,7 +356,7 @@ void multiply_rows(const Stream& stream, const GroupedLinearShape& layer, GemmOp
     if (by_panels(stream.settings.gemm, layer.dtype, shape.k))
         return multiply_panels<T>(scratch, layer, op, args);
 #endif
-    const T* const in = gathered<T>(args.in, args.row_token, scratch.gathered);
+    const T* const in = gathered<T>(args.in, args.row_token, args.offsets, scratch.gathered);
     const Blocks columns(shape.n);
     const TaskList tasks(args.offsets,
                          [&](int64_t rows) { return ceil_div(rows, tile_edge) * columns.count(); });
@@ -454,8 +454,8 @@ void backward_weight(const Stream& stream, const GroupedLinearShape& layer,
         return;
     }
 #endif
-    const T *const x = gathered<T>(args.x, args.row_token, scratch.gathered), *const dy =
-                                                                                  args.dy.as<T>();
+    const T* const x = gathered<T>(args.x, args.row_token, args.offsets, scratch.gathered);
+    const T* const dy = args.dy.as<T>();
     const Blocks of_n(layer.N), of_k(layer.K);
     const TaskList tasks(args.offsets, [&](int64_t) { return of_n.count() * of_k.count(); });
 #pragma omp parallel

@@ -8,7 +8,8 @@
 namespace train_gpt {
 
 /// Rows offsets[e] … offsets[e + 1] − 1 of R belong to expert e; an expert may have none. int32
-/// [E + 1], offsets[0] = 0 and offsets[E] = R; E <= most_experts, R <= 2²³ − 2¹⁶.
+/// [E + 1], offsets[0] = 0 and offsets[E] <= R; E <= most_experts, R <= 2²³ − 2¹⁶. Rows from
+/// offsets[E] on are neither read nor written.
 ///
 /// Where an operand x has a row_token, int32 [R], row r of the product reads x[row_token[r]], and x
 /// is [tokens, K]. Floating dtypes are equal (fp32 or bf16); products are summed in fp32.

@@ -43,6 +43,10 @@ TEST_CASE("a router's counts of micro-batches are added up in integers", "[kerne
         std::vector<int32_t> counted(static_cast<size_t>(E));
         const auto not_finite = random_counts(1, 10);
         int32_t bad = not_finite.values()[0];
+        const bool has_capacity = random_int(0, 1) == 0;
+        const int64_t capacity = has_capacity ? random_int(1, 100) : 0;
+        const auto dropped = random_counts(1, 10);
+        int32_t too_many = dropped.values()[0];
         TestStream stream;
         for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
             const auto counts = random_counts(S * E, 100);
@@ -60,7 +64,12 @@ TEST_CASE("a router's counts of micro-batches are added up in integers", "[kerne
                                   .not_finite = matrix(not_finite, 1, 1),
                                   .counts = matrix(counts, S, E),
                                   .probabilities = probabilities,
-                                  .unit = unit});
+                                  .unit = unit,
+                                  .dropped = has_capacity ? matrix(dropped, 1, 1) : Tensor{},
+                                  .capacity = capacity});
+            for (const int32_t count : counts.values())
+                if (has_capacity && count > capacity)
+                    too_many += count - static_cast<int32_t>(capacity);
             for (int64_t i = 0; i < S * E; ++i) {
                 const auto e = static_cast<size_t>(i % E);
                 counted[e] += counts.values()[static_cast<size_t>(i)];
@@ -70,6 +79,7 @@ TEST_CASE("a router's counts of micro-batches are added up in integers", "[kerne
         }
         CAPTURE(E, S, unit);
         CHECK(not_finite.values()[0] == bad);
+        CHECK(dropped.values()[0] == too_many);
         for (size_t e = 0; e < expected.size(); ++e) {
             CHECK(chosen.values()[e] == chosen_before[e] + counted[e]);
             // fp32 rounds p·unit + 0.5, by 2⁻²⁴ of it.

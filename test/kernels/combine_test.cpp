@@ -1,5 +1,7 @@
 #include "kernels/experts/combine.h"
 
+#include <cmath>
+
 #include "kernels/experts/group_rows.h"
 #include "test/kernels/experts_reference.h"
 #include "test/kernels/kernel_test.h"
@@ -76,11 +78,11 @@ struct Rows {
     }
 };
 
-void for_each_rows(const std::function<void(const Rows&)>& check) {
+void for_each_rows(const std::function<void(Rows&)>& check) {
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const int64_t C : {int64_t{1}, int64_t{7}, int64_t{64}, int64_t{1032}, int64_t{2056},
                                 random_int(1, 300), 8 * random_int(1, 40)}) {
-            const Rows rows(dtype, random_int(1, C > 1000 ? 4 : 20), random_int(1, 8), C);
+            Rows rows(dtype, random_int(1, C > 1000 ? 4 : 20), random_int(1, 8), C);
             CAPTURE(name_of(dtype), rows.N, rows.k, C);
             check(rows);
         }
@@ -115,6 +117,45 @@ TEST_CASE("group_rows sorts the slots by expert and keeps their order", "[cuda]"
             CHECK(std::ranges::equal(offsets.values(), expected.offsets));
             CHECK(std::ranges::equal(row_token.values(), expected.row_token));
             CHECK(std::ranges::equal(row_of.values(), expected.row_of));
+        }
+    }
+}
+
+TEST_CASE("experts take the first slots of each sequence up to their capacity", "[cuda]") {
+    ON_EACH_DEVICE();
+    const int64_t most = device_is_simulated() ? 300 : 4000;
+    for (int repeat = 0; repeat < (device_is_simulated() ? 4 : 20); ++repeat) {
+        const int64_t S = random_int(1, 5), T = random_int(1, most / S), k = random_int(1, 8),
+                      E = random_int(k, 40), N = S * T;
+        const int64_t even = std::max<int64_t>(1, T * k / E);
+        for (const int64_t capacity : {int64_t{1}, even, random_int(1, 2 * even), T, T + 1}) {
+            const bool all_to_one = random_int(0, 4) == 0;
+            CAPTURE(S, T, k, E, capacity, all_to_one);
+            std::vector<int32_t> experts = random_experts(N, k, E);
+            if (all_to_one) std::fill(experts.begin(), experts.end(), random_int(0, E - 1));
+            std::vector<int32_t> kept = experts;
+            for (int64_t s = 0; s < S; ++s) {
+                std::vector<int64_t> taken(static_cast<size_t>(E));
+                for (int64_t i = s * T * k; i < (s + 1) * T * k; ++i)
+                    if (++taken[experts[i]] > capacity) kept[i] = -1;
+            }
+            const int64_t pairs = N * k;
+            const SharedArray<int32_t> in(experts.size()), offsets(static_cast<size_t>(E) + 1),
+                row_token(experts.size()), row_of(experts.size());
+            std::ranges::copy(experts, in.data());
+            TestStream stream(group_rows_scratch_bytes(planning(), pairs, E));
+            group_rows(stream, {.experts = {in.data(), DType::int32, {N, k}},
+                                .offsets = {offsets.data(), DType::int32, {E + 1}},
+                                .row_token = {row_token.data(), DType::int32, {pairs}},
+                                .row_of = {row_of.data(), DType::int32, {N, k}},
+                                .capacity = capacity,
+                                .sequences = S});
+            const Grouping expected(kept, k, E);
+            CHECK(std::ranges::equal(offsets.values(), expected.offsets));
+            CHECK(std::ranges::equal(row_token.values().first(expected.row_token.size()),
+                                     expected.row_token));
+            CHECK(std::ranges::equal(row_of.values(), expected.row_of));
+            CHECK(std::ranges::equal(in.values(), experts));
         }
     }
 }
@@ -185,6 +226,50 @@ TEST_CASE("combine_backward matches float64, and its gradient may replace y", "[
         combine_backward(stream, rows.backward(rows.y, again));
         CHECK((rows.y.bytes() == dy.bytes()));
         CHECK((again.bytes() == dweights.bytes()));
+    });
+}
+
+TEST_CASE("slots without a row add nothing, and their weights have no gradient", "[cuda]") {
+    ON_EACH_DEVICE();
+    for_each_rows([&](Rows& all) {
+        // The last rows, which hold NaNs, belong to nobody. In `all` they are 0.
+        const int64_t rows = random_int(1, all.N * all.k), C = all.C;
+        CAPTURE(rows);
+        Rows some(all.dtype, all.N, all.k, C);
+        for (int64_t i = 0; i < all.N * all.k * C; ++i) {
+            const bool has_row = i / C < rows;
+            some.y.set(i, has_row ? static_cast<float>(all.y[i]) : NAN);
+            if (!has_row) all.y.set(i, 0);
+        }
+        for (int64_t slot = 0; slot < all.N * all.k; ++slot) {
+            const int32_t row = all.row_of.data()[slot];
+            some.row_of.data()[slot] = row < rows ? row : -1;
+        }
+        const auto combined = [&](const Rows& of) {
+            const Buffer out(of.dtype, {of.N, C});
+            TestStream stream;
+            combine(stream, {.out = out,
+                             .y = of.y,
+                             .row_of = of.rows(),
+                             .weights = all.weights,
+                             .residual = all.residual});
+            return out.values();
+        };
+        CHECK(combined(some) == combined(all));
+        const auto gradients = [&](const Rows& of) {
+            Buffer dy(of.dtype, {of.N * of.k, C}), dweights(DType::fp32, {of.N, of.k});
+            for (int64_t i = rows * C; i < of.N * of.k * C; ++i) dy.set(i, 7);
+            TestStream stream;
+            CombineBackward args = of.backward(dy, dweights);
+            args.dout = all.dout, args.weights = all.weights;
+            combine_backward(stream, args);
+            return std::pair(dy.values(), dweights.values());
+        };
+        const auto [dy, dweights] = gradients(some);
+        auto [dy_of_all, dweights_of_all] = gradients(all);
+        std::fill(dy_of_all.begin() + rows * C, dy_of_all.end(), 7);
+        CHECK(dy == dy_of_all);
+        CHECK(dweights == dweights_of_all);
     });
 }
 

@@ -134,7 +134,7 @@ struct Grouping {
     std::vector<int32_t> offsets, row_token, row_of;
 
     Grouping(const std::vector<int32_t>& experts, int64_t k, int64_t E)
-        : offsets(static_cast<size_t>(E) + 1), row_of(experts.size()) {
+        : offsets(static_cast<size_t>(E) + 1), row_of(experts.size(), -1) {
         for (int32_t e = 0; e < E; ++e) {
             offsets[e] = static_cast<int32_t>(row_token.size());
             for (size_t i = 0; i < experts.size(); ++i) {

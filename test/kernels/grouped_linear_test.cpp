@@ -1,5 +1,7 @@
 #include "kernels/experts/grouped_linear.h"
 
+#include <cmath>
+
 #include "kernels/linear/linear.h"
 #include "test/kernels/experts_reference.h"
 #include "test/kernels/kernel_test.h"
@@ -187,6 +189,64 @@ TEST_CASE("grouped_linear_forward matches float64 whatever rows the experts have
                                layer.forward(settings, bias)->values(),
                                stored_as(layer.dtype, with(plain)), with(exact));
             }
+        });
+    });
+}
+
+TEST_CASE("grouped products touch no row that belongs to no expert", "[cuda]") {
+    ON_EACH_DEVICE();
+    for_each_layer([&](const Experts& layer) {
+        const int64_t more = random_int(1, 200), R = layer.R + more, N = layer.N, K = layer.K;
+        CAPTURE(more);
+        // The layer with so many rows after its own, which hold NaNs and the tokens of nobody
+        Buffer x(layer.dtype, {layer.gathers ? layer.tokens : R, K}), dy(layer.dtype, {R, N});
+        const auto fill = [](Buffer& to, const Buffer& from) {
+            for (int64_t i = 0; i < to.tensor().numel(); ++i)
+                to.set(i, i < from.tensor().numel() ? static_cast<float>(from[i]) : NAN);
+        };
+        fill(x, layer.x);
+        fill(dy, layer.dy);
+        const SharedArray<int32_t> tokens(static_cast<size_t>(R));
+        std::fill_n(tokens.data(), R, 1 << 30);
+        std::ranges::copy(layer.tokens_of_rows, tokens.data());
+        const Tensor row_token =
+            layer.gathers ? Tensor(tokens.data(), DType::int32, {R}) : Tensor{};
+        // The first rows are those of `own`, and the others have not changed.
+        const auto check = [&](const Buffer& own, const auto& compute) {
+            Buffer result(layer.dtype, {R, own.tensor().cols()});
+            for (int64_t i = 0; i < result.tensor().numel(); ++i) result.set(i, 7);
+            compute(result);
+            std::vector<double> expected = own.values();
+            expected.resize(static_cast<size_t>(result.tensor().numel()), 7);
+            CHECK(result.values() == expected);
+        };
+        for_each_product([&](const KernelSettings& settings) {
+            TestStream stream(
+                grouped_linear_scratch_bytes(planning(settings), {layer.dtype, layer.E, R, N, K}),
+                settings);
+            check(*layer.forward(settings), [&](const Buffer& out) {
+                grouped_linear_forward(stream, {.out = out,
+                                                .x = x,
+                                                .w = layer.w,
+                                                .offsets = layer.offsets(),
+                                                .row_token = row_token,
+                                                .bias = layer.bias});
+            });
+            check(*layer.backward_input(settings), [&](const Buffer& dx) {
+                grouped_linear_backward_input(
+                    stream, {.dx = dx, .dy = dy, .w = layer.w, .offsets = layer.offsets()});
+            });
+            const Buffer dw(DType::fp32, {layer.E, N, K}), dbias(DType::fp32, {layer.E, N}),
+                own_dw(DType::fp32, {layer.E, N, K}), own_dbias(DType::fp32, {layer.E, N});
+            layer.backward_weight(settings, own_dw.sink(false), own_dbias.sink(false));
+            grouped_linear_backward_weight(stream, {.dw = dw.sink(false),
+                                                    .x = x,
+                                                    .dy = dy,
+                                                    .offsets = layer.offsets(),
+                                                    .row_token = row_token,
+                                                    .dbias = dbias.sink(false)});
+            CHECK((dw.bytes() == own_dw.bytes()));
+            CHECK((dbias.bytes() == own_dbias.bytes()));
         });
     });
 }

@@ -180,6 +180,39 @@ TEST_CASE("swiglu's backward pass gives the forward pass's output once more", "[
         }
 }
 
+TEST_CASE("swiglu touches no row beyond the count of rows that the device knows", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        for (const int64_t F : {int64_t{5}, int64_t{64}, random_int(1, 1500)}) {
+            Problem p(dtype, random_int(1, 40), F);
+            const int64_t rows = random_int(0, p.M);
+            CAPTURE(name_of(dtype), p.M, F, rows);
+            SharedArray<int32_t> count(1);
+            count.values()[0] = static_cast<int32_t>(rows);
+            const Tensor row_count(count.data(), DType::int32, {1});
+            TestStream stream;
+            p.forward(stream);
+            p.backward(stream);
+            Buffer out(dtype, {p.M, F}), again(dtype, {p.M, F}), dgate_up(dtype, {p.M, 2 * F});
+            for (int64_t i = 0; i < p.M * F; ++i) out.set(i, 7), again.set(i, 7);
+            for (int64_t i = 0; i < p.M * 2 * F; ++i) dgate_up.set(i, 7);
+            swiglu_forward(stream, {.out = out, .gate_up = p.gate_up, .row_count = row_count});
+            swiglu_backward(stream, {.dgate_up = dgate_up,
+                                     .dout = p.dout,
+                                     .gate_up = p.gate_up,
+                                     .out = again,
+                                     .row_count = row_count});
+            const auto expected = [&](const Buffer& of) {
+                std::vector<double> values = of.values();
+                std::fill(values.begin() + rows * of.tensor().cols(), values.end(), 7);
+                return values;
+            };
+            CHECK(out.values() == expected(p.out));
+            CHECK(again.values() == expected(p.out));
+            CHECK(dgate_up.values() == expected(p.dgate_up));
+        }
+}
+
 TEST_CASE("swiglu takes tensors that begin at any element and writes nothing next to them",
           "[cuda]") {
     ON_EACH_DEVICE();
