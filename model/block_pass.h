@@ -32,6 +32,7 @@ struct Routing {
     RouterCounts* counts = nullptr;  // null: nothing is counted
     int router = 0;                  // of the model's routers
     RouterLosses losses = {};
+    int64_t capacity = 0;             // routes that an expert takes of a sequence; 0: all
     ContextGroup* context = nullptr;  // whose ranks share the sequences
     Tensor counts_of_ranks = {};      // of context-parallel ranks: int32 [ranks·B, E]
 };

@@ -167,6 +167,17 @@ void keep_load(Stream& stream, const Block& block) {
     expert_load(stream, a.load.row_range(0, by_sequence ? a.load.rows() : 1), counts);
 }
 
+Tensor offsets_of(const BlockActivations& a) { return a.offsets.reshaped({a.offsets.numel()}); }
+Tensor row_token_of(const BlockActivations& a) {
+    return a.row_token.reshaped({a.row_token.numel()});
+}
+/// offsets[E], if experts do not have all R rows.
+Tensor row_count_of(const Block& block) {
+    const Tensor& offsets = block.activations.offsets;
+    if (block.routing.capacity == 0) return {};
+    return {offsets.as<int32_t>() + offsets.numel() - 1, DType::int32, {1}};
+}
+
 /// Which experts a token goes to, and where its rows are.
 void choose_experts(Stream& stream, const Block& block) {
     const BlockParameters& p = block.parameters;
@@ -186,9 +197,11 @@ void choose_experts(Stream& stream, const Block& block) {
                    .counts = counts ? a.counts : Tensor{},
                    .probabilities = counts ? a.probabilities : Tensor{}});
     group_rows(stream, {.experts = a.experts,
-                        .offsets = a.offsets.reshaped({a.offsets.numel()}),
-                        .row_token = a.row_token.reshaped({a.row_token.numel()}),
-                        .row_of = a.row_of});
+                        .offsets = offsets_of(a),
+                        .row_token = row_token_of(a),
+                        .row_of = a.row_of,
+                        .capacity = routing.capacity,
+                        .sequences = counts ? a.counts.rows() : 1});
     if (e.shared_gate) {
         linear_forward(stream,
                        {.out = a.shared_logit, .x = a.norm2, .w = block.weight(p.shared_gate_w)});
@@ -198,7 +211,11 @@ void choose_experts(Stream& stream, const Block& block) {
                        .weights = a.shared_weight});
     }
     if (!counts) return;
-    routing.counts->add(stream, routing.router, a.counts, a.probabilities, a.norm2.rows());
+    routing.counts->add(stream, routing.router,
+                        {.counts = a.counts,
+                         .probabilities = a.probabilities,
+                         .tokens = a.norm2.rows(),
+                         .capacity = routing.capacity});
     if (routing.losses.balance != 0 && routing.losses.level != BalanceLevel::step)
         keep_load(stream, block);
 }
@@ -215,11 +232,6 @@ void shared_forward(Stream& stream, const Block& block) {
                    {.out = a.shared_out, .x = a.shared_hidden, .w = block.weight(p.shared_down_w)});
 }
 
-Tensor offsets_of(const BlockActivations& a) { return a.offsets.reshaped({a.offsets.numel()}); }
-Tensor row_token_of(const BlockActivations& a) {
-    return a.row_token.reshaped({a.row_token.numel()});
-}
-
 void experts_forward(Stream& stream, const Block& block) {
     const BlockParameters& p = block.parameters;
     const BlockActivations& a = block.activations;
@@ -231,7 +243,10 @@ void experts_forward(Stream& stream, const Block& block) {
                                     .offsets = offsets_of(a),
                                     .row_token = row_token_of(a),
                                     .bias = weight(p.up_b)});
-    swiglu_forward(stream, {.out = a.hidden, .gate_up = a.preact, .clamped = block.layer.clamped});
+    swiglu_forward(stream, {.out = a.hidden,
+                            .gate_up = a.preact,
+                            .clamped = block.layer.clamped,
+                            .row_count = row_count_of(block)});
     grouped_linear_forward(stream, {.out = a.expert_out,
                                     .x = a.hidden,
                                     .w = weight(p.down_w),
@@ -262,7 +277,8 @@ void experts_backward(const BackwardPass& pass, Tensor dout) {
                                  .dout = g.dhidden,
                                  .gate_up = a.preact,
                                  .out = pass.recomputes_elementwise() ? a.hidden : Tensor{},
-                                 .clamped = pass.block.layer.clamped});
+                                 .clamped = pass.block.layer.clamped,
+                                 .row_count = row_count_of(pass.block)});
         grouped_linear_backward_input(
             stream, {.dx = g.dgrouped, .dy = g.dup, .w = weight(p.up_w), .offsets = offsets});
     }

@@ -21,6 +21,7 @@ RouterCounts::RouterCounts(const DecoderSpec& spec, int64_t micro_batches, bool 
     : routers_(std::ssize(expert_layers(spec))),
       n_expert_(spec.experts.n_expert),
       has_bias_(spec.experts.selection_bias),
+      has_capacity_(spec.experts.capacity > 0),
       device_(arena.device()) {
     if (routers_ == 0) return;
     // A micro-batch's mean probabilities, of which a step's sum must be an int32.
@@ -46,7 +47,8 @@ RouterCounts::RouterCounts(const DecoderSpec& spec, int64_t micro_batches, bool 
 
 int64_t RouterCounts::totals(const DecoderSpec& spec) {
     const int64_t routers = std::ssize(expert_layers(spec)), E = spec.experts.n_expert;
-    return routers == 0 ? 0 : (2 * routers + (routers + E - 1) / E) * E;
+    const int64_t singles = routers * (spec.experts.capacity > 0 ? 2 : 1);
+    return routers == 0 ? 0 : (2 * routers + (singles + E - 1) / E) * E;
 }
 
 void RouterCounts::begin_step(Stream& stream) {
@@ -57,14 +59,20 @@ Tensor RouterCounts::not_finite(int router) const {
     return {totals_.as<int32_t>() + 2 * routers_ * n_expert_ + router, DType::int32, {1, 1}};
 }
 
-void RouterCounts::add(Stream& stream, int router, Tensor counts, Tensor probabilities,
-                       int64_t tokens) {
+Tensor RouterCounts::dropped(int router) const {
+    if (!has_capacity_) return {};
+    return {not_finite(router).as<int32_t>() + routers_, DType::int32, {1, 1}};
+}
+
+void RouterCounts::add(Stream& stream, int router, const RoutedBatch& batch) {
     count_routes(stream, {.chosen = chosen(router),
                           .mass = totals_.row_range(routers_ + router, 1),
                           .not_finite = not_finite(router),
-                          .counts = counts,
-                          .probabilities = probabilities,
-                          .unit = unit_ / static_cast<float>(tokens)});
+                          .counts = batch.counts,
+                          .probabilities = batch.probabilities,
+                          .unit = unit_ / static_cast<float>(batch.tokens),
+                          .dropped = batch.capacity > 0 ? dropped(router) : Tensor{},
+                          .capacity = batch.capacity});
 }
 
 void RouterCounts::add_over_ranks(Stream& stream, ParameterStore& parameters, bool counts) {
@@ -120,6 +128,8 @@ RouterReport RouterCounts::report(int place) const {
                         .chosen = {totals, totals + n},
                         .mass = {totals + n, totals + 2 * n},
                         .not_finite = {totals + 2 * n, totals + 2 * n + routers_}};
+    if (has_capacity_)
+        report.dropped.assign(totals + 2 * n + routers_, totals + 2 * n + 2 * routers_);
     if (has_bias_) {
         const float* const biases = host_biases_.as<float>() + place * n;
         report.biases.assign(biases, biases + n);

@@ -37,8 +37,17 @@ struct RouterReport {
     std::vector<float> biases = {};    // its selection bias in the step; empty if there are none
     // Of each router: in how many sequences its probabilities were not finite
     std::vector<int32_t> not_finite = {};
+    // Of each router: how many routes were dropped, of experts with a capacity; else empty
+    std::vector<int32_t> dropped = {};
 
     int64_t routers() const { return n_expert > 0 ? std::ssize(chosen) / n_expert : 0; }
+};
+
+/// What a router did in a micro-batch of S sequences: counts int32 and probabilities fp32 [S, E].
+struct RoutedBatch {
+    Tensor counts, probabilities;
+    int64_t tokens = 0;
+    int64_t capacity = 0;  // routes that an expert takes of a sequence; 0: all
 };
 
 class RouterCounts {
@@ -55,8 +64,7 @@ class RouterCounts {
     int64_t routers() const { return routers_; }
 
     void begin_step(Stream& stream);
-    /// A micro-batch of so many tokens: its counts int32 and probabilities fp32, [S, E].
-    void add(Stream& stream, int router, Tensor counts, Tensor probabilities, int64_t tokens);
+    void add(Stream& stream, int router, const RoutedBatch& batch);
     /// Adds up the counts of all ranks. counts: whether this rank's are among them; of the ranks
     /// that route the same tokens, one has them counted.
     void add_over_ranks(Stream& stream, ParameterStore& parameters, bool counts);
@@ -70,6 +78,9 @@ class RouterCounts {
     Tensor chosen(int router) const { return totals_.row_range(router, 1); }
     /// How many of its sequences in this step had probabilities that are not finite, int32 [1, 1].
     Tensor not_finite(int router) const;
+    /// How many routes its experts did not take in this step, int32 [1, 1]; absent without a
+    /// capacity.
+    Tensor dropped(int router) const;
     /// Where its selection bias is kept in fp32, [1, E].
     Tensor bias(int router) const { return biases_.row_range(router, 1); }
 
@@ -84,10 +95,11 @@ class RouterCounts {
 
   private:
     int64_t routers_ = 0, n_expert_ = 0;
-    bool has_bias_ = false;
+    bool has_bias_ = false, has_capacity_ = false;
     float unit_ = 1;  // of mass
     Device device_;
-    // int32: [2·routers, E], chosen and mass; and not_finite [routers], in whole rows
+    // int32: [2·routers, E], chosen and mass; not_finite and, with a capacity, dropped [routers],
+    // together in whole rows
     Tensor totals_;
     Tensor last_, load_;          // of the last step: int32 and fp32 [routers, E]
     Tensor biases_, all_biases_;  // fp32 [routers, E]: −∞ of routers on other ranks; and of all

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 
 #include "parallel/axes/tensor.h"
 
@@ -20,6 +21,17 @@ int64_t LayerSpec::idle_parameters() const {
     const int64_t F = experts.n_ff, C = n_embd,
                   of_expert = 3 * C * F + (experts.biases ? 2 * F + C : 0);
     return (experts.n_expert - experts.n_expert_per_token) * of_expert;
+}
+
+int64_t ExpertSpec::most_routes(int64_t T) const {
+    if (capacity == 0) return 0;
+    // A product that is whole, such as 1.1 · 10, stays what it is.
+    constexpr double rounding = 1e-12;
+    const double share =
+        capacity * static_cast<double>(T * n_expert_per_token) / static_cast<double>(n_expert);
+    const double most = std::ceil(share * (1 - rounding));
+    // Each token goes to an expert once at most.
+    return most >= static_cast<double>(T) ? 0 : static_cast<int64_t>(most);
 }
 
 double LayerSpec::seen_keys(int T) const {

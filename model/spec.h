@@ -50,6 +50,12 @@ struct ExpertSpec {
     bool router_bias = false;     // added to the logits
     bool selection_bias = false;  // added to the scores for the choice alone
     bool biases = false;          // of the experts' linear layers
+    /// In training an expert takes at most capacity·T·k/E of the k·T routes of a sequence, rounded
+    /// up; 0: all of them. No weight depends on it.
+    double capacity = 0;
+
+    /// How many routes an expert takes of a sequence of T tokens in training; 0: all.
+    int64_t most_routes(int64_t T) const;
 
     explicit operator bool() const { return n_expert > 0; }
     bool operator==(const ExpertSpec&) const = default;

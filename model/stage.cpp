@@ -247,7 +247,7 @@ Block Stage::block(Stream& stream, const UnitLease& weights, const Slot& slot, i
             .input = {},
             .context = context_attention_ ? &*context_attention_ : nullptr,
             .experts = experts_of(l),
-            .routing = routing_of(l)};
+            .routing = routing_of(l, batch)};
 }
 
 ExpertUnit Stage::experts_of(int l) {
@@ -262,7 +262,7 @@ ExpertUnit Stage::experts_of(int l) {
             .ready = [this, unit](Stream& s) { parameters_.gradients.ready(s, unit); }};
 }
 
-Routing Stage::routing_of(int l) const {
+Routing Stage::routing_of(int l, const TokenBatch& batch) const {
     const int layer = registry_.first_layer + l;
     if (!is_training() || !options_.routers || !spec_.has_experts(layer)) return {};
     int router = 0;
@@ -270,6 +270,7 @@ Routing Stage::routing_of(int l) const {
     return {.counts = options_.routers,
             .router = router,
             .losses = options_.router_losses,
+            .capacity = batch.limits_experts ? spec_.experts.most_routes(options_.T) : 0,
             .context = &context_,
             .counts_of_ranks = counts_of_ranks_};
 }

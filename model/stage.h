@@ -122,7 +122,7 @@ class Stage {
     bool is_training() const { return options_.use == ParameterStore::Use::training; }
     AttentionShape attention_shape(const LayerSpec& layer, const TokenBatch& batch) const;
     ExpertUnit experts_of(int l);
-    Routing routing_of(int l) const;
+    Routing routing_of(int l, const TokenBatch& batch) const;
     Block block(Stream& stream, const UnitLease& weights, const Slot& slot, int l,
                 const TokenBatch& batch);
     void take_activations(Arena& arena);

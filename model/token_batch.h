@@ -19,6 +19,8 @@ struct TokenBatch {
     const int32_t* position_start = nullptr;
     /// [B]: the source of training data of each sequence; null if losses are not split by source.
     const int32_t* sources = nullptr;
+    /// In training: experts take no more routes than their capacity (ExpertSpec::capacity).
+    bool limits_experts = false;
 
     /// What embeddings and rotations take.
     const int32_t* starts_of_positions() const {

@@ -142,7 +142,9 @@ void Trainer::load(int micro_batch, TrainLoader& loader) {
 }
 
 void Trainer::load(int micro_batch, const TokenBatch& batch) {
-    batches_[static_cast<size_t>(micro_batch) % batches_.size()] = batch;
+    TokenBatch& own = batches_[static_cast<size_t>(micro_batch) % batches_.size()];
+    own = batch;
+    own.limits_experts = true;
 }
 
 void Trainer::execute(const PipelineAction& action) {

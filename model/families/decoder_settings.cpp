@@ -167,6 +167,7 @@ void set_experts(DecoderSpec& spec, const DecoderSettings& s) {
     if (s.router_bias) e.router_bias = *s.router_bias;
     if (s.expert_bias) e.biases = *s.expert_bias;
     e.selection_bias = s.selection_bias;
+    e.capacity = s.expert_capacity;
     spec.dense_layers = s.dense_layers;
     spec.experts_every = s.experts_every;
     const auto layers = std::views::iota(0, spec.n_layer);

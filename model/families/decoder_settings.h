@@ -34,6 +34,7 @@ struct DecoderSettings {
     double router_scale = 0;
     std::optional<bool> router_bias = {}, expert_bias = {};
     bool selection_bias = false;
+    double expert_capacity = 0;  // ExpertSpec::capacity
     std::vector<int> dense_layers = {};
     int experts_every = 1;
     std::optional<Positions> positions = {};

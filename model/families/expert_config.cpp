@@ -75,6 +75,7 @@ bool holds_experts(const ExpertSpec& family, const ExpertKeys& keys, const Decod
     ExpertSpec same = e;
     same.n_expert = family.n_expert, same.n_expert_per_token = family.n_expert_per_token;
     same.n_ff = family.n_ff, same.n_ff_shared = family.n_ff_shared;
+    same.capacity = family.capacity;
     if (keys.norm_topk_prob) same.rule.normalise = family.rule.normalise;
     const bool all_layers = spec.experts_every == 1 && spec.dense_layers.empty();
     return same == family && (e.n_ff_shared > 0) == family.shared_gate &&

@@ -158,6 +158,35 @@ TEST_CASE("a run with selection biases logs their range", "[cli]") {
     CHECK(lines.at(1).at("router_bias_range/layers")[1].get<double>() == Approx(1).margin(1e-4));
 }
 
+TEST_CASE("a run whose experts have a capacity logs what they drop, and its model is the family's",
+          "[cli]") {
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    check_succeeds(train_gpt_with(
+        mixture(directory, run, {"--set", "model.expert_capacity=1", "--stop-at", "2"})));
+    const event_reader::Board board = event_reader::board_of(run);
+    for (const Json& line : lines_of(run / "metrics.jsonl")) {
+        if (!line.contains("loss")) continue;
+        const Json& dropped = line.at("router_dropped/layers");
+        REQUIRE(dropped.size() == 3);
+        CHECK(dropped[0].is_null());
+        for (const size_t layer : {1, 2}) {
+            const auto share = dropped[layer].get<double>();
+            // Of the 64 routes of a sequence, each expert takes 8: two of them take at least 16.
+            CHECK((share > 0 && share <= 0.75));
+            CHECK(board.scalars.at("router/dropped/" + std::to_string(layer))
+                      .at(line.at("step").get<int64_t>()) == dropped[layer].get<float>());
+        }
+    }
+    const Json model = Json::parse(read(run / step_folder(2) / "config.json"));
+    CHECK(model.at("model_type") == "qwen3_moe");
+    // It says nothing about the weights: the run goes on without it.
+    const Outcome outcome = check_succeeds(
+        train_gpt_with(mixture(directory, run, {"--set", "model.expert_capacity=0"})));
+    CHECK(contains(outcome.out + outcome.err, "model.expert_capacity"));
+    CHECK_FALSE(lines_of(run / "metrics.jsonl").back().contains("router_dropped/layers"));
+}
+
 TEST_CASE("a run names a layer whose experts have collapsed, once", "[cli]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";

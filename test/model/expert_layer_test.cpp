@@ -38,6 +38,12 @@ std::vector<int32_t> counts_of(const TinyModel& m, int router) {
     return counts;
 }
 
+int32_t dropped_of(const TinyModel& m, int router) {
+    int32_t dropped = 0;
+    copy_now(m.stream.device, &dropped, m.routers->dropped(router).data, sizeof dropped);
+    return dropped;
+}
+
 double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
     REQUIRE(a.size() == b.size());
     double square = 0, norm = 0;
@@ -111,6 +117,8 @@ TEST_CASE("all tokens may go to one expert, and experts without tokens have no g
         settings.n_expert_per_token = many ? 8 : 1;
         settings.n_ff_expert = 8 * random_int(1, 3);
         settings.router_bias = true;
+        const bool has_capacity = random_int(0, 1) == 0;
+        settings.expert_capacity = has_capacity ? 1 : 0;
         const DecoderSpec spec = llama.spec(settings);
         TinyModel m(spec, B, T, dtype);
         m.parameters->state.initialize(test_rng()());
@@ -125,9 +133,13 @@ TEST_CASE("all tokens may go to one expert, and experts without tokens have no g
         const std::vector<int32_t> tokens = random_tokens(T, spec.vocab_size),
                                    targets = random_tokens(T, spec.vocab_size);
         const double loss = m.run(tokens.data(), targets.data());
-        CAPTURE(E, k, first, name_of(dtype));
+        CAPTURE(E, k, first, name_of(dtype), has_capacity);
         CHECK(std::isfinite(loss));
         for (size_t l = 0; l < registry.blocks.size(); ++l) {
+            // Each of the k experts takes T·k/E tokens, rounded up.
+            if (has_capacity)
+                CHECK(dropped_of(m, static_cast<int>(l)) ==
+                      static_cast<int32_t>(k * (T - (T * k + E - 1) / E)));
             const std::vector<int32_t> counts = counts_of(m, static_cast<int>(l));
             for (const int w : {registry.blocks[l].up_w, registry.blocks[l].down_w}) {
                 const std::vector<float> gradient = m.gradient(w);
@@ -152,6 +164,7 @@ TEST_CASE("recomputation routes no token twice", "[model][cuda]") {
     DecoderSettings settings = small_llama();
     settings.n_expert = 5, settings.n_expert_per_token = 2;
     settings.n_ff_shared = 6, settings.shared_gate = true;
+    settings.expert_capacity = random_int(0, 1) == 0 ? 0 : 0.8;
     const DecoderSpec spec = llama.spec(settings);
     const auto n = static_cast<size_t>(B * T);
     const std::vector<int32_t> tokens = random_tokens(n, spec.vocab_size),
@@ -183,6 +196,81 @@ TEST_CASE("recomputation routes no token twice", "[model][cuda]") {
     }
 }
 
+TEST_CASE("an expert takes its share of a sequence, rounded up", "[model]") {
+    const auto most = [](double capacity, int E, int k, int64_t T) {
+        return ExpertSpec{.n_expert = E, .n_expert_per_token = k, .capacity = capacity}.most_routes(
+            T);
+    };
+    CHECK(most(0, 8, 2, 1024) == 0);
+    CHECK(most(1, 8, 2, 1024) == 256);
+    CHECK(most(1.25, 8, 2, 1024) == 320);
+    CHECK(most(1, 8, 2, 1023) == 256);
+    CHECK(most(1, 64, 8, 7) == 1);
+    CHECK(most(0.001, 64, 1, 8) == 1);
+    // In floating point, 1.1 · 10 is more than 11.
+    CHECK(most(1.1, 8, 1, 80) == 11);
+    CHECK(most(1.1, 8, 1, 88) == 13);
+    // No expert has more tokens than there are.
+    CHECK(most(4, 8, 2, 1024) == 0);
+    CHECK(most(3.999, 8, 2, 1024) == 0);
+    CHECK(most(3.99, 8, 2, 1024) == 1022);
+    CHECK(most(512, 8, 2, 1024) == 0);
+    CHECK(most(0.5, 1, 1, 9) == 5);
+}
+
+TEST_CASE("a capacity that no expert exceeds changes no bit, and evaluations have none",
+          "[model][cuda]") {
+    ON_EACH_DEVICE();
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        const int T = static_cast<int>(random_int(20, 40));
+        DecoderSettings settings = small_llama();
+        settings.n_layer = 1;
+        settings.n_expert = random_int(3, 9), settings.n_expert_per_token = random_int(1, 2);
+        settings.n_ff_expert = 8;
+        const DecoderSpec dropless = llama.spec(settings);
+        const std::vector<int32_t> tokens = random_tokens(static_cast<size_t>(T), 60),
+                                   targets = random_tokens(static_cast<size_t>(T), 60);
+        std::vector<std::vector<float>> weights;
+        for (const Parameter& p : registry_of(dropless).parameters)
+            weights.push_back(random_normal(static_cast<size_t>(p.numel()), 0.3f));
+        const auto run = [&](const DecoderSpec& spec) {
+            auto m = std::make_unique<TinyModel>(spec, 1, T, dtype);
+            for (int i = 0; i < m->count(); ++i)
+                m->parameters->state.set(i, weights[static_cast<size_t>(i)]);
+            m->parameters->state.clear_padding();
+            m->run(tokens.data(), targets.data());
+            return m;
+        };
+        const auto all = run(dropless);
+        const std::vector<int32_t> counts = counts_of(*all, 0);
+        const int32_t busiest = std::ranges::max(counts);
+        // An expert takes so many tokens.
+        const auto with = [&](int32_t most) {
+            DecoderSpec spec = dropless;
+            spec.experts.capacity = static_cast<double>(most) *
+                                    static_cast<double>(spec.experts.n_expert) /
+                                    (T * spec.experts.n_expert_per_token);
+            return run(spec);
+        };
+        const auto enough = with(busiest), one_less = with(busiest - 1);
+        CAPTURE(described(dropless), name_of(dtype), T, busiest);
+        CHECK(enough->losses() == all->losses());
+        for (int i = 0; i < all->count(); ++i) CHECK(enough->gradient(i) == all->gradient(i));
+        CHECK(dropped_of(*enough, 0) == 0);
+        CHECK(dropped_of(*one_less, 0) == std::ranges::count(counts, busiest));
+        CHECK(counts_of(*one_less, 0) == counts);
+        CHECK(one_less->losses() != all->losses());
+        // Before the first token that is dropped, nothing changes.
+        CHECK(one_less->losses()[0] == all->losses()[0]);
+
+        TokenBatch batch = one_less->batch();
+        batch.limits_experts = false;
+        one_less->model->forward(one_less->stream, 0, batch);
+        one_less->model->evaluate_head(one_less->stream, 0, batch);
+        CHECK(one_less->losses() == all->losses());
+    }
+}
+
 TEST_CASE("a layer's experts are a unit of their own, after the rest of the layer", "[model]") {
     DecoderSettings settings = small_llama();
     settings.n_layer = 4, settings.n_expert = 3, settings.n_expert_per_token = 2;
@@ -198,10 +286,9 @@ TEST_CASE("a layer's experts are a unit of their own, after the rest of the laye
             CHECK(r.unit_of_block(i) == unit);
             for (const auto member : block_parameters) {
                 if (p.*member < 0) continue;
-                const bool of_experts = member == &BlockParameters::up_w ||
-                                        member == &BlockParameters::up_b ||
-                                        member == &BlockParameters::down_w ||
-                                        member == &BlockParameters::down_b;
+                const bool of_experts =
+                    member == &BlockParameters::up_w || member == &BlockParameters::up_b ||
+                    member == &BlockParameters::down_w || member == &BlockParameters::down_b;
                 const bool apart = of_experts && spec.has_experts(first + i);
                 CHECK(r.unit_of(p.*member) == unit + apart);
             }

@@ -32,6 +32,11 @@ inline DecoderSettings with_experts(DecoderSettings s, int tensor_ranks = 1) {
     return s;
 }
 
+/// A capacity of experts that drops much, little or nothing.
+inline double random_capacity() {
+    return std::array{0.0, 0.3, 0.7, 1.0, 1.3}[static_cast<size_t>(random_int(0, 4))];
+}
+
 /// A decoder with whatever a family may have: grouped heads of any size, any norm, MLP, biases,
 /// head and positions.
 inline DecoderSpec random_spec(int least_layers = 1) {
@@ -93,15 +98,18 @@ inline std::string described(const DecoderSpec& spec) {
         spec.qk_norm == QkNormKind::head    ? ", QK-norm"
         : spec.qk_norm == QkNormKind::width ? ", QK-norm of the width"
                                             : "",
-        spec.experts ? concat(", ", spec.experts.n_expert_per_token, " of ", spec.experts.n_expert,
-                              " experts of ", spec.experts.n_ff,
-                              spec.experts.n_ff_shared > 0 ? ", a shared one" : "",
-                              spec.experts.shared_gate ? " with a gate" : "",
-                              spec.experts.selection_bias ? ", biased choice" : "",
-                              spec.experts.biases ? ", with biases" : "",
-                              spec.experts.rule.score == RouterScore::sigmoid ? ", sigmoid" : "",
-                              spec.dense_layers.empty() ? "" : ", a dense layer")
-                     : "",
+        spec.experts
+            ? concat(
+                  ", ", spec.experts.n_expert_per_token, " of ", spec.experts.n_expert,
+                  " experts of ", spec.experts.n_ff,
+                  spec.experts.n_ff_shared > 0 ? ", a shared one" : "",
+                  spec.experts.shared_gate ? " with a gate" : "",
+                  spec.experts.selection_bias ? ", biased choice" : "",
+                  spec.experts.biases ? ", with biases" : "",
+                  spec.experts.capacity > 0 ? concat(" of capacity ", spec.experts.capacity) : "",
+                  spec.experts.rule.score == RouterScore::sigmoid ? ", sigmoid" : "",
+                  spec.dense_layers.empty() ? "" : ", a dense layer")
+            : "",
         spec.clamped ? ", clamped" : "",
         spec.window > 0 ? concat(", windows of ", spec.window, " in ", spec.window_pattern) : "",
         spec.sinks ? ", sinks" : "", spec.tied_head ? "" : ", own head",

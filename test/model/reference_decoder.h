@@ -204,8 +204,9 @@ class ReferenceDecoder {
     }
 
     /// What the experts add for a normed row h; the router's auxiliary z-loss into `auxiliary`.
-    Row mixture(const Row& h, const BlockParameters& p, const ExpertSpec& e, RouterSums& sums,
-                double& auxiliary) const {
+    /// `most`: the tokens that each expert takes.
+    Row mixture(const Row& h, const BlockParameters& p, const ExpertSpec& e, double most,
+                RouterSums& sums, double& auxiliary) const {
         const auto E = static_cast<size_t>(e.n_expert);
         const Row z = linear(h, p.router_w, p.router_b, e.n_expert);
         double largest = z[0], total = 0, all = 0;
@@ -227,6 +228,7 @@ class ReferenceDecoder {
         for (const size_t i : chosen) sum += scores[i];
         Row out(h.size());
         for (const size_t i : chosen) {
+            if (sums.chosen[i] > most) continue;
             const double weight = e.rule.scale * scores[i] / (e.rule.normalise ? sum : 1);
             const Row hidden = gated(expert(h, p.up_w, p.up_b, i, 2 * e.n_ff)),
                       more = expert(hidden, p.down_w, p.down_b, i, spec_.n_embd);
@@ -257,6 +259,13 @@ class ReferenceDecoder {
         const LayerSpec layer = spec_.layer(number);
         double auxiliary = 0;
         RouterSums sums;
+        const ExpertSpec& e = layer.experts;
+        const double tokens = static_cast<double>(x.size()),
+                     most =
+                         e.capacity == 0
+                             ? tokens
+                             : std::ceil(e.capacity * tokens * e.n_expert_per_token / e.n_expert -
+                                         1e-9);
         Rows qkv;
         for (const Row& row : x)
             qkv.push_back(linear(norm(row, p.norm1_w, p.norm1_b), p.qkv_w, p.qkv_b,
@@ -270,7 +279,8 @@ class ReferenceDecoder {
             };
             add(linear(attend(qkv, t, p, layer), p.out_w, p.out_b, spec_.n_embd));
             if (layer.experts) {
-                add(mixture(norm(row, p.norm2_w, p.norm2_b), p, layer.experts, sums, auxiliary));
+                add(mixture(norm(row, p.norm2_w, p.norm2_b), p, layer.experts, most, sums,
+                            auxiliary));
                 continue;
             }
             const auto F = static_cast<size_t>(spec_.n_ff);

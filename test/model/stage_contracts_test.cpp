@@ -78,7 +78,8 @@ TEST_CASE(
     "[model][cuda]") {
     ON_EACH_DEVICE();
     for (int repeat = 0; repeat < (device_is_simulated() ? 2 : 6); ++repeat) {
-        const DecoderSpec spec = random_spec();
+        DecoderSpec spec = random_spec();
+        if (spec.experts) spec.experts.capacity = random_capacity();
         const int B = 2, T = static_cast<int>(random_int(3, 7));
         CAPTURE(described(spec), T);
         const Batch batch(spec, B * T);
@@ -161,6 +162,7 @@ TEST_CASE("stages of a model compute what the whole one does", "[model][cuda]") 
     for (const DType dtype : {DType::fp32, DType::bf16}) {
         DecoderSpec spec = random_spec(2);
         spec.tied_head = dtype == DType::fp32;
+        if (spec.experts) spec.experts.capacity = random_capacity();
         const Registry whole_registry = registry_of(spec);
         const int B = 2, T = static_cast<int>(random_int(3, 7)),
                   cut = static_cast<int>(random_int(1, spec.n_layer - 1));

@@ -102,7 +102,7 @@ constexpr MeshCase more_meshes[] = {
 struct Bits {
     std::vector<double> losses, norms;
     std::vector<std::vector<double>> masters, m, v;
-    std::vector<int32_t> exponents;
+    std::vector<int32_t> exponents, dropped;
     int repeated = 0;
 };
 
@@ -139,6 +139,8 @@ Bits bits_of(MeshRun& run, int steps, uint64_t seed) {
         const StepOutcome outcome = run.exact_step(i == 2);
         bits.losses.push_back(outcome.sums.loss);
         bits.norms.push_back(outcome.state.norm);
+        bits.dropped.insert(bits.dropped.end(), outcome.routers.dropped.begin(),
+                            outcome.routers.dropped.end());
     }
     bits.masters = run.values_of(ParameterState::master);
     bits.m = run.values_of("m");
@@ -181,6 +183,7 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     CHECK(bits.losses == expected.losses);
     CHECK(bits.norms == expected.norms);
     CHECK(bits.exponents == expected.exponents);
+    CHECK(bits.dropped == expected.dropped);
     CHECK(bits.repeated == expected.repeated);
     CHECK(bits.repeated > 0);
     const std::vector<Parameter> parameters = registry_of(run.spec()).parameters;

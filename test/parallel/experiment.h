@@ -107,6 +107,7 @@ struct Experiment {
                 : 2 * tensor_ranks * context_ranks *
                       static_cast<int>(random_int(1, 16 / (tensor_ranks * context_ranks)))),
           micro_batches(static_cast<int>(random_int(data_ranks, 2 * data_ranks + 1))) {
+        if (spec.experts && context_ranks == 1) spec.experts.capacity = random_capacity();
         const auto drawn = [](int64_t least, int64_t most) {
             return std::to_string(random_int(least, most));
         };

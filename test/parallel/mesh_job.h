@@ -95,7 +95,8 @@ inline bool is_mixture(const std::string& family) {
            family.ends_with("_moe");
 }
 
-/// A small mixture that every mesh can share, balanced in one of six ways. A token goes to all
+/// A small mixture that every mesh can share, balanced in one of six ways; in four of them experts
+/// have a capacity, which sequences on several ranks do not allow. A token goes to all
 /// experts, so that ranks which round differently do not send it elsewhere; with exact sums, where
 /// they do not, to two of five.
 inline std::vector<std::string> settings_of_experts(const MeshCase& c, int way) {
@@ -108,6 +109,8 @@ inline std::vector<std::string> settings_of_experts(const MeshCase& c, int way) 
         concat("router.level=",
                std::array{"sequence", "micro_batch", "step"}[static_cast<size_t>(way / 2)]),
         concat("router.z_loss=", way % 2 ? "0" : "0.01")};
+    if (c.context == 1 && way % 3 != 0)
+        settings.push_back(concat("model.expert_capacity=", c.exact ? 1 : 0.7));
     if (std::string(c.family) == "qwen2_moe") settings.push_back("model.n_ff_shared=40");
     if (std::string(c.family) == "gpt_oss") settings.push_back("model.window=5");
     return settings;

@@ -198,6 +198,32 @@ TEST_CASE("a suggestion fits the other keys and the number of ranks too", "[conf
                    "the nearest value that can is 16777210, with batch.tokens_per_step="));
 }
 
+TEST_CASE("a capacity of experts needs experts, and whole sequences", "[config]") {
+    const auto error = [](int world, const std::vector<std::string>& settings) {
+        std::vector<std::string> all{"run_dir=r", "data.train=synthetic", "schedule.steps=1",
+                                     "model.vocab_size=500"};
+        all.insert(all.end(), settings.begin(), settings.end());
+        try {
+            return refusal(config_of(all), world);
+        } catch (const Error& refused) {
+            return std::string(refused.what());
+        }
+    };
+    CHECK(contains(error(1, {"model.expert_capacity=1.25"}),
+                   "model.expert_capacity = 1.25 limits how many tokens an expert takes, but the "
+                   "model has no experts; set it to 0, or set model.n_expert"));
+    const std::vector<std::string> mixture{"model.family=olmoe", "model.expert_capacity=1.25"};
+    CHECK(error(1, mixture) == "");
+    std::vector<std::string> split = mixture;
+    split.push_back("parallel.context=2");
+    CHECK(contains(error(2, split),
+                   "model.expert_capacity = 1.25 counts the tokens of whole sequences, but "
+                   "parallel.context = 2 ranks have parts of them; set model.expert_capacity to 0 "
+                   "or parallel.context to 1"));
+    CHECK(contains(error(1, {"model.family=olmoe", "model.expert_capacity=-1"}),
+                   "model.expert_capacity"));
+}
+
 TEST_CASE("numbers and sizes of heads that do not fit are answered with the nearest that do",
           "[config]") {
     const auto error = [](const std::vector<std::string>& settings) {

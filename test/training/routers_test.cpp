@@ -27,7 +27,7 @@ struct Step {
     RouterReport report;
 };
 
-Step random_step(bool with_biases) {
+Step random_step(bool with_biases, bool with_capacity = false) {
     Step step;
     step.n_layer = static_cast<int>(random_int(1, 12));
     step.E = static_cast<int>(random_int(2, 64));
@@ -46,6 +46,7 @@ Step random_step(bool with_biases) {
     for (size_t r = 0; r < step.layers.size(); ++r) {
         report.chosen[r * static_cast<size_t>(step.E)] += 1;  // some token was routed
         report.mass[r * static_cast<size_t>(step.E)] += 1;
+        if (with_capacity) report.dropped.push_back(static_cast<int32_t>(random_int(0, 5000)));
     }
     return step;
 }
@@ -104,12 +105,12 @@ Config config_of(Balance balance, double z_loss = 0) {
 TEST_CASE("the figures of routers are those of their counts, biases and probabilities",
           "[routers]") {
     for (int round = 0; round < 50; ++round) {
-        const bool with_biases = round % 2;
-        const Step step = random_step(with_biases);
+        const bool with_biases = round % 2, with_capacity = round % 4 < 2;
+        const Step step = random_step(with_biases, with_capacity);
         const auto figures = router_figures(step.report);
         const auto fields = by_name(router_fields(step.report, step.layers, step.n_layer));
         REQUIRE(figures.size() == step.layers.size());
-        CHECK(fields.size() == (with_biases ? 6 : 5));
+        CHECK(std::ssize(fields) == 5 + with_biases + with_capacity);
         CAPTURE(step.E, step.n_layer, round);
         double largest = 0;
         int64_t idle = 0;
@@ -124,6 +125,11 @@ TEST_CASE("the figures of routers are those of their counts, biases and probabil
                   Approx(entropy(row(step.report.mass, r, step.E))).epsilon(1e-9).margin(1e-9));
             largest = std::max(largest, most / mean);
             idle += std::ranges::count(chosen, 0.0);
+            if (with_capacity)
+                CHECK(figures[r].dropped ==
+                      Approx(step.report.dropped[r] / sum(chosen)).epsilon(1e-12));
+            else
+                CHECK(std::isnan(figures[r].dropped));
             if (!with_biases) {
                 CHECK(std::isnan(figures[r].bias_range));
                 continue;
@@ -151,6 +157,7 @@ TEST_CASE("the figures of routers are those of their counts, biases and probabil
                 const double wanted = name == "router_load/layers"      ? of.load
                                       : name == "router_idle/layers"    ? of.idle
                                       : name == "router_entropy/layers" ? of.entropy
+                                      : name == "router_dropped/layers" ? of.dropped
                                                                         : of.bias_range;
                 CHECK(std::abs(of_layer - wanted) <= 0.5001e-4);  // four decimals
             }

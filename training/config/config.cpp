@@ -51,6 +51,7 @@ DecoderSpec spec_of(const Config& config, int64_t vocab_size) {
                .router_bias = m.router_bias,
                .expert_bias = m.expert_bias,
                .selection_bias = config.router.balance == Balance::bias,
+               .expert_capacity = m.expert_capacity,
                .dense_layers = m.dense_layers,
                .experts_every = m.experts_every,
                .positions = m.positions,

@@ -247,6 +247,7 @@ struct Config {
         OneOf<std::optional<bool>> router_normalise = {};
         double router_scale = 0;
         OneOf<std::optional<bool>> router_bias = {}, expert_bias = {};
+        double expert_capacity = 0;  // 0: no route is dropped
         std::vector<int> dense_layers = {};
         int experts_every = 1;
         OneOf<std::optional<Positions>> positions = {};

@@ -39,6 +39,7 @@ class Checks {
         refuse_if(pipeline_problem(pipeline_options(config_), config_.model.n_layer));
         tensor();
         context();
+        capacity();
         schedule();
         sums();
         // MeshLayout refuses the same sizes, but does not know what else a size must fit.
@@ -51,6 +52,7 @@ class Checks {
     void batch_warmup() const;
     void tensor() const;
     void context() const;
+    void capacity() const;
     void schedule() const;
     void sums() const;
 
@@ -325,6 +327,21 @@ void Checks::context() const {
            changed.batch.tokens_per_step != config_.batch.tokens_per_step
                ? concat(", with batch.tokens_per_step=", changed.batch.tokens_per_step)
                : "");
+}
+
+void Checks::capacity() const {
+    const double capacity = config_.model.expert_capacity;
+    if (capacity == 0) return;
+    if (!spec().experts)
+        refuse("model.expert_capacity = ", capacity,
+               " limits how many tokens an expert takes, but the model has no experts; set it to "
+               "0, or set model.n_expert");
+    if (config_.parallel.context > 1)
+        refuse("model.expert_capacity = ", capacity,
+               " counts the tokens of whole sequences, but parallel.context = ",
+               config_.parallel.context,
+               " ranks have parts of them; set model.expert_capacity to 0 or parallel.context to "
+               "1");
 }
 
 void Checks::sums() const {

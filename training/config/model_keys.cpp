@@ -87,6 +87,10 @@ constexpr ConfigKey table[] = {
      "Whether the router's logits have biases (`gpt_oss`)."},
     {KEY(model.expert_bias), one_of<std::optional<bool>>(),
      "Whether the experts' linear layers have biases (`gpt_oss`)."},
+    {KEY(model.expert_capacity), between(0, 512),
+     "In training an expert takes at most this · tokens · `model.n_expert_per_token` / "
+     "`model.n_expert` tokens of a sequence, rounded up: the first ones. What exceeds it is "
+     "dropped. 0: nothing is."},
     {KEY(model.dense_layers), between(0, 4095),
      "Layers, counted from 0, that have an MLP of `model.n_ff` instead of experts: a list, or a "
      "number: the first so many."},

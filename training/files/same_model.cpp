@@ -91,6 +91,7 @@ void require_same_model(const fs::path& directory, const DecoderSpec& found,
     same.init_std = found.init_std;
     same.init_residual_scaling = found.init_residual_scaling;
     same.init_zero_projections = found.init_zero_projections;
+    same.experts.capacity = found.experts.capacity;
     same.dense_layers = found.dense_layers, same.experts_every = found.experts_every;
     if (found != same)
         throw Error(

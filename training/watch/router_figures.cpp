@@ -41,6 +41,7 @@ std::vector<RouterFigures> router_figures(const RouterReport& report) {
         of.idle = static_cast<int>(std::ranges::count(chosen, 0));
         of.effective = std::exp(entropy_of(chosen));
         of.entropy = entropy_of(std::span(report.mass).subspan(first, E));
+        of.dropped = report.dropped.empty() || total == 0 ? nan : report.dropped[first / E] / total;
         of.bias_range = nan;
         if (report.biases.empty()) continue;
         const auto [low, high] = std::ranges::minmax(std::span(report.biases).subspan(first, E));
@@ -74,6 +75,9 @@ MetricsRecord::Fields router_fields(const RouterReport& report, const std::vecto
     if (!report.biases.empty())
         fields.emplace_back("router_bias_range/layers",
                             by_layer([](const RouterFigures& of) { return of.bias_range; }));
+    if (!report.dropped.empty())
+        fields.emplace_back("router_dropped/layers",
+                            by_layer([](const RouterFigures& of) { return of.dropped; }));
     return fields;
 }
 

@@ -17,6 +17,7 @@ struct RouterFigures {
     double effective = 0;   // exp(−Σ f·log f), from k (all tokens have the same k experts) to E
     double entropy = 0;     // of the mean probabilities: −Σ P·log P, in nats, at most log E
     double bias_range = 0;  // the largest selection bias − the smallest; NaN without such biases
+    double dropped = 0;     // the share of choices that experts did not take; NaN without capacity
 };
 
 /// For each router. A figure of no tokens, and the entropy of probabilities that are not finite in

@@ -80,6 +80,7 @@ std::string tag_of(const std::string& field) {
         {"router_idle/layers", "router/idle"},
         {"router_entropy/layers", "router/entropy"},
         {"router_bias_range/layers", "router/bias_range"},
+        {"router_dropped/layers", "router/dropped"},
         {"tokens", ""},
         {"seconds", ""},
         {"val_tokens", ""}};
