@@ -22,11 +22,13 @@ void group_rows(Stream& stream, const GroupRows& args) {
     auto* const next = stream.scratch_for<int32_t>(group_rows_scratch_bytes(stream, pairs, E));
     const int64_t of_sequence = pairs / args.sequences,
                   capacity = args.capacity > 0 ? args.capacity : pairs;
-    for (int64_t i = 0; i < pairs; ++i) {
-        assert(experts[i] >= 0 && experts[i] < E);
-        if (i % of_sequence == 0) std::fill_n(next, E, 0);  // how many each expert was offered
-        row_of[i] = next[experts[i]]++ < capacity ? 0 : -1;
-        offsets[experts[i] + 1] += row_of[i] == 0;
+    for (int64_t first = 0; first < pairs; first += of_sequence) {
+        std::fill_n(next, E, 0);  // how many pairs of the sequence each expert was offered
+        for (int64_t i = first; i < first + of_sequence; ++i) {
+            assert(experts[i] >= 0 && experts[i] < E);
+            row_of[i] = next[experts[i]]++ < capacity ? 0 : -1;
+            offsets[experts[i] + 1] += row_of[i] == 0;
+        }
     }
     for (int64_t e = 0; e < E; ++e) {
         next[e] = offsets[e];

@@ -562,6 +562,11 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
     changed["model"].update({{"n_ff_shared", 16}, {"dense_layers", {0}}, {"experts_every", 1}});
     changed["seed"] = std::numeric_limits<uint64_t>::max() - 1;
     changed["parallel"]["context"] = 2;
+    // One of the two: ranks that share sequences cannot count an expert's tokens.
+    if (random_int(0, 1) == 0)
+        changed["model"]["expert_capacity"] = 0.0;
+    else
+        changed["parallel"]["context"] = 1;
     changed["batch"]["sequence_length"] = 4 * random_int(1, 16);
     const int64_t micro = changed["batch"]["micro_batch"].get<int64_t>() *
                           changed["batch"]["sequence_length"].get<int64_t>();
