@@ -27,8 +27,9 @@ void group_rows(Stream& stream, const GroupRows& args) {
         for (int64_t i = first; i < first + of_sequence; ++i) {
             assert(experts[i] >= 0 && experts[i] < E);
             row_of[i] = next[experts[i]]++ < capacity ? 0 : -1;
-            offsets[experts[i] + 1] += row_of[i] == 0;
         }
+        for (int64_t e = 0; e < E; ++e)
+            offsets[e + 1] += static_cast<int32_t>(std::min<int64_t>(next[e], capacity));
     }
     for (int64_t e = 0; e < E; ++e) {
         next[e] = offsets[e];
