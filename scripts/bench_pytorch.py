@@ -4,8 +4,9 @@
     scripts/bench_pytorch.py --n-layer 6 --n-embd 384 --n-head 6 --vocab 4096 --batch 8 --sequence 256 \\
         --dtype fp32|autocast|masters [--compile] --threads 2 [--steps 10 | --server]
         [--device cuda [--sdpa auto|flash|cudnn]] [--family llama --n-kv-head 2 --n-ff 1024 [--tied]]
+        [--family olmoe|qwen3_moe --n-kv-head 2 --n-ff 288 --n-expert 8 --n-expert-per-token 2 --experts eager|grouped_mm]
 
-GPT-2, or transformers' LlamaForCausalLM, with scaled_dot_product_attention, cross-entropy, gradient clipping at 1.0, fused AdamW (if
+GPT-2, or transformers' LlamaForCausalLM, OlmoeForCausalLM or Qwen3MoeForCausalLM (--n-ff: of an expert), with scaled_dot_product_attention, cross-entropy, gradient clipping at 1.0, fused AdamW (if
 this version of PyTorch has it), synthetic data. The optimizer's weights are fp32 with every dtype:
     fp32       everything in fp32
     autocast   torch.autocast to bfloat16 over fp32 weights
@@ -27,10 +28,13 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 for option in ("--n-layer", "--n-embd", "--n-head", "--vocab", "--batch", "--sequence", "--threads"):
     parser.add_argument(option, type=int, required=True)
 parser.add_argument("--dtype", choices=("fp32", "autocast", "masters"), required=True)
-parser.add_argument("--family", choices=("gpt2", "llama"), default="gpt2")
+parser.add_argument("--family", choices=("gpt2", "llama", "olmoe", "qwen3_moe"), default="gpt2")
 parser.add_argument("--n-kv-head", type=int)
 parser.add_argument("--n-ff", type=int)
 parser.add_argument("--tied", action="store_true")
+parser.add_argument("--n-expert", type=int)
+parser.add_argument("--n-expert-per-token", type=int)
+parser.add_argument("--experts", choices=("eager", "grouped_mm"), default="grouped_mm")
 parser.add_argument("--compile", action="store_true")
 parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 parser.add_argument("--sdpa", choices=("auto", "flash", "cudnn"), default="auto")
@@ -92,14 +96,22 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-class Llama(nn.Module):
+class Transformers(nn.Module):
     def __init__(self):
         super().__init__()
-        from transformers import LlamaConfig, LlamaForCausalLM  # GPT-2 above does without transformers
-        self.model = LlamaForCausalLM(LlamaConfig(
+        import transformers  # GPT-2 above does without it
+        name = {"llama": "Llama", "olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe"}[args.family]
+        shape = dict(
             vocab_size=args.vocab, hidden_size=args.n_embd, intermediate_size=args.n_ff, num_hidden_layers=args.n_layer,
             num_attention_heads=args.n_head, num_key_value_heads=args.n_kv_head, max_position_embeddings=args.sequence,
-            tie_word_embeddings=args.tied, attn_implementation="sdpa", use_cache=False))
+            tie_word_embeddings=args.tied, use_cache=False)
+        if args.n_expert:
+            shape.update(num_experts=args.n_expert, num_experts_per_tok=args.n_expert_per_token,
+                         experts_implementation=args.experts)
+        if args.family == "qwen3_moe":
+            shape.update(moe_intermediate_size=args.n_ff, head_dim=args.n_embd // args.n_head, norm_topk_prob=True)
+        config = getattr(transformers, name + "Config")(attn_implementation="sdpa", **shape)
+        self.model = getattr(transformers, name + "ForCausalLM")(config)
 
     def forward(self, tokens, targets):
         logits = self.model(input_ids=tokens).logits
@@ -115,7 +127,7 @@ class Trainer:
             for name, enable in backends.items():
                 enable(name == args.sdpa)
             torch.backends.cuda.enable_mem_efficient_sdp(False)
-        model = (GPT() if args.family == "gpt2" else Llama()).to(args.device)
+        model = (GPT() if args.family == "gpt2" else Transformers()).to(args.device)
         if args.dtype == "masters":
             model = model.bfloat16()
         self.weights = list(model.parameters())

@@ -32,6 +32,7 @@
 #include "device/processor.h"
 #include "device/stream.h"
 #include "device/trace.h"
+#include "test/bench/experts.h"
 #include "test/bench/limits.h"
 #include "test/bench/machine.h"
 #include "test/bench/steps.h"
@@ -45,27 +46,41 @@ struct Options {
     double cell_seconds = 100;  // for the rounds of one model and dtype
 };
 
+/// The ways in which PyTorch can run this step. Of mixtures, the fastest of two families counts.
+std::vector<PeerKind> peer_kinds(const Options& options, const Model& m, DType dtype) {
+    std::vector<PeerKind> kinds;
+    for (const std::string type : {"fp32", "autocast", "masters"}) {
+        if ((type == "fp32") != (dtype == DType::fp32)) continue;
+        for (const bool compiled : {false, true}) {
+            if (options.quick && (!compiled || type == "masters")) continue;
+            if (m.n_expert == 0) {
+                kinds.push_back({type, m.family, "", compiled});
+                continue;
+            }
+            for (const std::string family : {"olmoe", "qwen3_moe"})
+                for (const std::string experts : {"eager", "grouped_mm"})
+                    kinds.push_back({type, family, experts, compiled});
+        }
+    }
+    return kinds;
+}
+
 /// The fastest way in which PyTorch can run this step: each is tried for a few steps.
 std::unique_ptr<PeerRun> fastest_peer(const Options& options, const Model& m, DType dtype,
                                       int threads) {
     std::unique_ptr<PeerRun> best;
     double best_ms = 0;
-    const std::vector<std::string> kinds = dtype == DType::fp32
-                                               ? std::vector<std::string>{"fp32"}
-                                               : std::vector<std::string>{"autocast", "masters"};
-    for (const std::string& kind : kinds) {
-        for (const bool compiled : {false, true}) {
-            if (options.quick && (!compiled || kind == "masters")) continue;
-            const std::string name = concat(m.name, "-", kind, compiled ? "-compiled" : "-eager");
-            try {
-                auto run = std::make_unique<PeerRun>(
-                    options.python, options.folder + "/peer-" + name, m, kind, compiled, threads);
-                const double ms = median(run->steps(3));
-                std::fprintf(stderr, "  PyTorch %s: %.0f ms\n", name.c_str(), ms);
-                if (!best || ms < best_ms) best = std::move(run), best_ms = ms;
-            } catch (const Error& error) {
-                std::fprintf(stderr, "  PyTorch %s was left out: %s\n", name.c_str(), error.what());
-            }
+    int number = 0;
+    for (const PeerKind& kind : peer_kinds(options, m, dtype)) {
+        const std::string name = concat(m.name, " ", kind.label());
+        try {
+            auto run = std::make_unique<PeerRun>(
+                options.python, concat(options.folder, "/peer-", number++), m, kind, threads);
+            const double ms = median(run->steps(3));
+            std::fprintf(stderr, "  PyTorch %s: %.0f ms\n", name.c_str(), ms);
+            if (!best || ms < best_ms) best = std::move(run), best_ms = ms;
+        } catch (const Error& error) {
+            std::fprintf(stderr, "  PyTorch %s was left out: %s\n", name.c_str(), error.what());
         }
     }
     return best;
@@ -264,6 +279,8 @@ void run(const Options& options) {
         "resident memory.\n"
         "%s%s",
         bound_rule, products.c_str());
+    if (options.only.empty() || options.only == "experts")
+        print_expert_products(timing, bandwidth, options.quick);
 }
 
 }  // namespace
@@ -294,7 +311,8 @@ int main(int argc, char** argv) {
             else
                 throw UsageError(
                     "usage: bench [quick] [--program build/train_gpt] [--python PYTHON_WITH_TORCH] "
-                    "[--folder SCRATCH] [--only 12.3M-bf16 | --only trace], in the repository's "
+                    "[--folder SCRATCH] [--only 12.3M-bf16 | --only trace | --only experts], in "
+                    "the repository's "
                     "root");
         }
         run(options);

@@ -237,31 +237,37 @@ inline ProductTimes measure_product(Timing& timing, Product product, DType dtype
 
 struct Model {
     const char* name;
-    const char* family = "gpt2";  // gpt2 or llama
+    const char* family = "gpt2";  // or llama, qwen3_moe
     int n_layer, n_embd, n_head, n_kv_head;
     int64_t n_ff, vocab, padded_vocab;
     bool tied = true;
     int B, T;
+    int n_expert = 0, n_expert_per_token = 0;  // n_ff is then an expert's
 
     int64_t tokens() const { return int64_t{B} * T; }
-    bool is_llama() const { return std::string(family) == "llama"; }
+    bool is_llama() const { return std::string(family) != "gpt2"; }
+    /// Rows of the MLPs for each token, and MLPs of a layer.
+    int rows() const { return n_expert > 0 ? n_expert_per_token : 1; }
+    int mlps() const { return std::max(n_expert, 1); }
     int head_size() const { return n_embd / n_head; }
     int64_t qkv() const { return int64_t{n_head + 2 * n_kv_head} * head_size(); }
     int64_t up() const { return is_llama() ? 2 * n_ff : n_ff; }
     double parameters() const {
         const double C = n_embd, in = static_cast<double>(qkv()), wide = static_cast<double>(up()),
                      F = static_cast<double>(n_ff), V = static_cast<double>(padded_vocab);
-        const double matrices = C * (in + C + wide + F);
+        const double matrices = C * (in + C + mlps() * (wide + F) + n_expert);
         return is_llama() ? n_layer * (matrices + 2 * C) + C + (tied ? V : 2 * V) * C
                           : n_layer * (matrices + in + C + wide + C + 4 * C) + (V + T + 2) * C;
     }
     /// Elements per token and layer that are moved besides what products and attention read and
     /// write, when all is fused: the norms forward and backward, the residual stream, and for the
     /// MLP its preactivation, written and read again; with SwiGLU the gradient has two halves, and
-    /// queries and keys are rotated in place in both passes.
+    /// queries and keys are rotated in place in both passes. The rows of experts are added up for
+    /// their token, and its gradient goes to each of them.
     double element_wise() const {
         const double C = n_embd, F = static_cast<double>(n_ff);
-        return is_llama() ? 14 * C + 5 * F + 4.0 * (n_head + n_kv_head) * head_size()
+        return is_llama() ? 14 * C + rows() * 5 * F + (n_expert > 0 ? 2 * rows() * C : 0) +
+                                4.0 * (n_head + n_kv_head) * head_size()
                           : 14 * C + 2 * F;
     }
 };
@@ -307,7 +313,21 @@ constexpr Model models[] = {{.name = "12.3M",
                              .vocab = 49152,
                              .padded_vocab = 49152,
                              .B = 4,
-                             .T = 256}};
+                             .T = 256},
+                            {.name = "mixture 20M",
+                             .family = "qwen3_moe",
+                             .n_layer = 7,
+                             .n_embd = 320,
+                             .n_head = 10,
+                             .n_kv_head = 2,
+                             .n_ff = 288,
+                             .vocab = 4096,
+                             .padded_vocab = 4096,
+                             .tied = false,
+                             .B = 8,
+                             .T = 256,
+                             .n_expert = 8,
+                             .n_expert_per_token = 2}};
 
 /// Least times of a step's parts, in seconds.
 struct LeastTimes {
@@ -371,15 +391,17 @@ constexpr const char* bound_rule =
     "bytes a parameter at the "
     "update bandwidth; and at triad bandwidth the element-wise traffic that remains when all is "
     "fused: (22·L + 9)·B·T·C "
-    "activations (Llama: ((14·C + 5·F + 4·(H + H_kv)·D)·L + 9·C)·B·T) and 2·B·T·V logits.\n";
+    "activations (Llama: ((14·C + 5·F + 4·(H + H_kv)·D)·L + 9·C)·B·T; with k experts for a token "
+    "5·k·F + 2·k·C) and "
+    "2·B·T·V logits. The rows of experts count as one dense product.\n";
 
 inline LeastTimes measure_least_times(Timing& timing, const Model& m, DType dtype,
                                       const Bandwidth& bandwidth, std::string* table) {
     const int64_t M = m.tokens(), C = m.n_embd;
     const Linear layers[] = {{"qkv", M, m.qkv(), C, m.n_layer},
                              {"attention out", M, C, C, m.n_layer},
-                             {"mlp up", M, m.up(), C, m.n_layer},
-                             {"mlp down", M, C, m.n_ff, m.n_layer},
+                             {"mlp up", M * m.rows(), m.up(), C, m.n_layer},
+                             {"mlp down", M * m.rows(), C, m.n_ff, m.n_layer},
                              {"head", M, m.padded_vocab, C, 1}};
     LeastTimes bound;
     double best_rate = 0;

@@ -148,7 +148,7 @@ class OurRun {
         : metrics_(folder + "/run/metrics.jsonl") {
         std::filesystem::remove_all(folder);
         make_directory(folder);
-        const json config = {
+        json config = {
             {"run_dir", folder + "/run"},
             {"device", "cpu"},
             {"model",
@@ -170,6 +170,13 @@ class OurRun {
             {"checkpoint", {{"every", 0}}},
             {"evaluation", {{"every", 0}}},
             {"log", {{"progress", "lines"}}}};
+        if (m.n_expert > 0) {
+            config["router"] = {{"balance", "none"}};
+            config["model"].update({{"n_expert", m.n_expert},
+                                    {"n_expert_per_token", m.n_expert_per_token},
+                                    {"n_ff_expert", m.n_ff}});
+            config["model"].erase("n_ff");
+        }
         write_file(folder + "/config.json", config.dump(2));
         std::vector<std::string> command{program, "train", folder + "/config.json"};
         command.insert(command.end(), more.begin(), more.end());
@@ -213,16 +220,27 @@ class OurRun {
     std::unique_ptr<Child> child_;
 };
 
+/// How PyTorch runs a step. experts: for mixtures, how transformers computes them.
+struct PeerKind {
+    std::string dtype, family, experts;
+    bool compiled;
+
+    std::string label() const {
+        return (dtype == "fp32" ? "" : dtype + ", ") +
+               (experts.empty() ? "" : family + " with " + experts + ", ") +
+               (compiled ? "compiled" : "eager");
+    }
+};
+
 /// PyTorch through scripts/bench_pytorch.py, which waits between rounds.
 class PeerRun {
   public:
     PeerRun(const std::string& python, const std::string& folder, const Model& m,
-            const std::string& dtype, bool compiled, int threads)
-        : label_(dtype == "fp32" ? "" : dtype + ", ") {
-        label_ += compiled ? "compiled" : "eager";
+            const PeerKind& kind, int threads)
+        : label_(kind.label()) {
         std::vector<std::string> command{python, "scripts/bench_pytorch.py", "--server", "--dtype",
-                                         dtype};
-        if (compiled) command.emplace_back("--compile");
+                                         kind.dtype};
+        if (kind.compiled) command.emplace_back("--compile");
         const auto option = [&](const char* name, int64_t value) {
             command.emplace_back(name);
             command.push_back(std::to_string(value));
@@ -233,8 +251,13 @@ class PeerRun {
         if (m.is_llama()) {
             option("--n-kv-head", m.n_kv_head);
             option("--n-ff", m.n_ff);
-            command.insert(command.end(), {"--family", "llama"});
+            command.insert(command.end(), {"--family", kind.family});
             if (m.tied) command.emplace_back("--tied");
+        }
+        if (m.n_expert > 0) {
+            option("--n-expert", m.n_expert);
+            option("--n-expert-per-token", m.n_expert_per_token);
+            command.insert(command.end(), {"--experts", kind.experts});
         }
         option("--vocab", m.padded_vocab);
         option("--batch", m.B);
