@@ -8,6 +8,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "model/families/family.h"
+#include "model/spec.h"
+#include "parallel/axes/tensor.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -432,8 +434,9 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
         config.batch.micro_batch = std::min(4, sequences);
         config.batch.tokens_per_step = int64_t{T} * sequences;
         const DecoderSpec spec = spec_of(config, config.model.vocab_size);
-        const auto bytes = [&](int zero, int ranks, int length) {
+        const auto bytes = [&](int zero, int ranks, int length, int tensor = 1) {
             Config changed = config;
+            changed.parallel.tensor = tensor;
             changed.precision.recompute = "block";
             changed.batch.micro_batch = 1;
             changed.batch.sequence_length = length;
@@ -446,6 +449,10 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
             std::min(bytes(*config.parallel.zero, 1, 1), bytes(*config.parallel.zero, 1, T));
         for (const int zero : {1, 2, 3}) least = std::min(least, bytes(zero, sequences, T));
         if (sequences > 1) REQUIRE(least == bytes(3, sequences, T));
+        for (const int tensor : {2, 4, 8})
+            if (!tensor_problem(shared_sizes(spec), tensor))
+                for (const int zero : {1, 2, 3})
+                    least = std::min(least, bytes(zero, tensor * sequences, T, tensor));
         const auto advice = [&](uint64_t available) {
             return change_that_fits({config, spec, DType::fp32, Recompute::none, 1}, Device{},
                                     available);

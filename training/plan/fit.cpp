@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "model/spec.h"
+#include "parallel/axes/tensor.h"
 #include "training/config/config_text.h"
 #include "training/config/feeding.h"
 #include "training/config/micro_batches.h"
@@ -229,12 +231,19 @@ std::string change_that_fits(const RunShape& shape, const Device& device, uint64
     std::vector<std::optional<int>> stages;
     for (int zero = std::max(1, config.parallel.zero.value_or(3)); zero <= 3; ++zero)
         stages.emplace_back(config.parallel.zero ? std::optional(zero) : std::nullopt);
-    for (const std::optional<int> zero : stages) {
+    for (const int times : {1, 2, 4, 8}) {
         Config split = open;
-        split.parallel.zero = zero;
-        if (try_with(split, most).empty()) continue;
-        for (int on = ranks; on <= most; on *= 2)
-            if (const std::string found = try_with(split, on); !found.empty()) return found;
+        split.parallel.tensor *= times;
+        const int data = shape.mesh.size(Axis::data), largest = most * times;
+        if (tensor_problem(shared_sizes(shape.spec), split.parallel.tensor) ||
+            !can_feed(split, largest / times / (ranks / data)))
+            continue;
+        for (const std::optional<int> zero : stages) {
+            split.parallel.zero = zero;
+            if (try_with(split, largest).empty()) continue;
+            for (int on = data % times == 0 ? ranks : ranks * times; on <= largest; on *= 2)
+                if (const std::string found = try_with(split, on); !found.empty()) return found;
+        }
     }
     const int64_t tokens = config.least_tokens_per_step();
     int shortest = config.sequence_length();
