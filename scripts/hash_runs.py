@@ -3,10 +3,10 @@
 
     scripts/hash_runs.py [--program build/train_gpt] [--device cpu] [--only TEXT] [--keep FOLDER | --resume FOLDER]
 
-Run it before and after the change, and compare what it prints. It trains GPT-2 and Llama-like models of four layers on
-one rank, on meshes over each axis and with each of ZeRO's stages; runs of many ranks need mpirun. --keep leaves the run
-folders of step 2 in FOLDER. --resume continues these with another program; its hashes must be the same as the first
-one's. With LD_LIBRARY_PATH set to a simulated GPU, --device cuda hashes runs on that GPU.
+Run it before and after the change, and compare what it prints. It trains GPT-2 and Llama-like models and mixtures of
+four layers on one rank, on meshes over each axis and with each of ZeRO's stages; runs of many ranks need mpirun. --keep
+leaves the run folders of step 2 in FOLDER. --resume continues these with another program; its hashes must be the same
+as the first one's. With LD_LIBRARY_PATH set to a simulated GPU, --device cuda hashes runs on that GPU.
 """
 import argparse
 import hashlib
@@ -22,6 +22,9 @@ GPT2 = {"family": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 64, "n_ctx": 64, 
 LLAMA = {"family": "llama", "n_layer": 4, "n_head": 4, "n_kv_head": 2, "n_embd": 64, "n_ff": 96, "n_ctx": 64,
          "vocab_size": 300}
 QWEN3 = dict(LLAMA, family="qwen3", head_size=16, tied_head=True)
+MIXTURE = {key: value for key, value in LLAMA.items() if key != "n_ff"} | {
+    "family": "qwen2_moe", "n_expert": 6, "n_expert_per_token": 2, "n_ff_expert": 48, "n_ff_shared": 32,
+    "expert_capacity": 1.5, "window": 24, "window_pattern": "SL"}
 
 # Name, ranks, model, and keys beside those of config() below.
 RUNS = [
@@ -64,6 +67,16 @@ RUNS += [
     for index, (mesh, ranks, keys) in enumerate(MESHES)
     for name, model in (("gpt2", GPT2), ("llama", LLAMA))
 ]
+ROUTERS = ({"router.balance": "loss", "router.level": "sequence", "router.z_loss": 1e-3},
+           {"router.balance": "loss", "router.level": "step"}, {"router.balance": "bias"})
+RUNS += [(f"mixture-{dtype}-{recompute}", 1, MIXTURE, {"precision.dtype": dtype, "precision.recompute": recompute, **router})
+         for dtype in ("fp32", "bf16") for recompute, router in zip(("none", "elementwise", "block"), ROUTERS)]
+RUNS += [(f"mixture-{mesh}", ranks, MIXTURE | ({"expert_capacity": 0} if "context" in keys else {}),
+          {"precision.dtype": "fp32" if index % 2 else "bf16", **ROUTERS[index % 3],
+           **{f"parallel.{key}": value for key, value in keys.items()}})
+         for index, (mesh, ranks, keys) in enumerate(MESHES)
+         if mesh in ("zero-1-uneven", "zero-3", "tensor-zero-3", "context-zero-3", "pipeline-zero-bubble-2",
+                     "exact-zero-3-uneven")]
 GPU_RUNS = [run for run in RUNS if run[1] == 1]
 
 
