@@ -46,13 +46,18 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
 }
 
 void attention_backward(Stream& stream, const AttentionBackward& args) {
-    stream.queue->kept<AttentionEngines>().backward(stream, args, [&] {
-        if (can_be_tiled(args.shape,
-                         {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv}))
-            attention_backward_tiled(stream, args);
-        else
-            attention_backward_general(stream, args);
+    const bool tiled = can_be_tiled(
+        args.shape, {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv});
+    RowDeltas deltas;
+    const bool own = stream.queue->kept<AttentionEngines>().backward(stream, args, [&] {
+        deltas = tiled ? attention_backward_tiled(stream, args)
+                       : attention_backward_general(stream, args);
     });
+    if (!args.dsinks) return;
+    if (own)
+        attention_sink_gradient(stream, args, deltas);
+    else
+        attention_sink_gradient(stream, args);
 }
 
 size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape) {

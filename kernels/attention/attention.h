@@ -62,8 +62,8 @@ struct AttentionBackward {
 };
 void attention_backward(Stream& stream, const AttentionBackward& args);
 
-/// The scratch memory of either pass, and of the forward pass alone. A window and sinks do not
-/// change it.
+/// The scratch memory of either pass, and of the forward pass alone. Sinks do not change it, and a
+/// window never makes it larger.
 size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape);
 size_t attention_forward_scratch_bytes(const Stream& stream, const AttentionShape& shape);
 

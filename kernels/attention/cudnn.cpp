@@ -98,7 +98,18 @@ void require(cudnnStatus_t status, const char* what) {
         throw Error("cuDNN does not ", what, ": ", fe::detail::get_error_string(status));
 }
 
-enum Uid : int64_t { uid_q = 1, uid_k, uid_v, uid_out, uid_lse, uid_dout, uid_dq, uid_dk, uid_dv };
+enum Uid : int64_t {
+    uid_q = 1,
+    uid_k,
+    uid_v,
+    uid_out,
+    uid_lse,
+    uid_dout,
+    uid_dq,
+    uid_dk,
+    uid_dv,
+    uid_sinks
+};
 
 using Tensor = fe::graph::Tensor_attributes;
 
@@ -140,6 +151,15 @@ struct Graph {
         return graph.tensor(tensor);
     }
 
+    std::shared_ptr<Tensor> sinks(const AttentionShape& s) {
+        Tensor tensor;
+        tensor.set_uid(uid_sinks)
+            .set_dim({1, s.H, 1, 1})
+            .set_stride({s.H, 1, 1, 1})
+            .set_data_type(fe::DataType_t::FLOAT);
+        return graph.tensor(tensor);
+    }
+
     static void output(Tensor& tensor, Uid uid, const AttentionShape& s, const HeadsView& view) {
         describe(tensor, uid, s, view);
         tensor.set_output(true);
@@ -173,36 +193,44 @@ struct Graph {
     }
 };
 
+/// The keys that a query sees.
+template <class Attributes>
+void describe_mask(Attributes& attributes, const AttentionShape& s) {
+    attributes.set_diagonal_alignment(alignment(s)).set_diagonal_band_right_bound(0);
+    if (const int bound = cudnn_left_bound(s)) attributes.set_diagonal_band_left_bound(bound);
+}
+
 void describe(Graph& g, const AttentionForward& args, AttentionWay) {
     const AttentionShape& s = args.shape;
+    auto attributes = fe::graph::SDPA_attributes()
+                          .set_name("attention_forward")
+                          .set_generate_stats(true)
+                          .set_attn_scale(s.scale);
+    describe_mask(attributes, s);
+    if (args.sinks) attributes.set_sink_token(g.sinks(s));
     auto [out, lse] = g.graph.sdpa(g.input(uid_q, s, args.q), g.input(uid_k, s, args.k),
-                                   g.input(uid_v, s, args.v),
-                                   fe::graph::SDPA_attributes()
-                                       .set_name("attention_forward")
-                                       .set_generate_stats(true)
-                                       .set_diagonal_alignment(alignment(s))
-                                       .set_diagonal_band_right_bound(0)
-                                       .set_attn_scale(s.scale));
+                                   g.input(uid_v, s, args.v), attributes);
     Graph::output(*out, uid_out, s, args.out);
     describe_lse(*lse, s);
     lse->set_output(true);
 }
 
+/// lse has the sinks' terms, so that dq, dk and dv need nothing else of the sinks.
 void describe(Graph& g, const AttentionBackward& args, AttentionWay way) {
     if (CUDNN_FRONTEND_VERSION < 13200 && way == AttentionWay::cudnn_ordered)
         throw Error("the build's frontend of cuDNN does not know it");
     const AttentionShape& s = args.shape;
     Tensor lse;
     describe_lse(lse, s);
-    auto [dq, dk, dv] = g.graph.sdpa_backward(
-        g.input(uid_q, s, args.q), g.input(uid_k, s, args.k), g.input(uid_v, s, args.v),
-        g.input(uid_out, s, args.out), g.input(uid_dout, s, args.dout), g.graph.tensor(lse),
-        fe::graph::SDPA_backward_attributes()
-            .set_name("attention_backward")
-            .set_diagonal_alignment(alignment(s))
-            .set_diagonal_band_right_bound(0)
-            .set_attn_scale(s.scale)
-            .set_deterministic_algorithm(way != AttentionWay::cudnn_unordered));
+    auto attributes = fe::graph::SDPA_backward_attributes()
+                          .set_name("attention_backward")
+                          .set_attn_scale(s.scale)
+                          .set_deterministic_algorithm(way != AttentionWay::cudnn_unordered);
+    describe_mask(attributes, s);
+    auto [dq, dk, dv] =
+        g.graph.sdpa_backward(g.input(uid_q, s, args.q), g.input(uid_k, s, args.k),
+                              g.input(uid_v, s, args.v), g.input(uid_out, s, args.out),
+                              g.input(uid_dout, s, args.dout), g.graph.tensor(lse), attributes);
     Graph::output(*dq, uid_dq, s, args.dq);
     Graph::output(*dk, uid_dk, s, args.dk);
     Graph::output(*dv, uid_dv, s, args.dv);
@@ -234,13 +262,14 @@ class CudnnAttention : public AttentionLibrary {
     size_t version() const override { return cudnn_version(); }
 
     void forward(const AttentionForward& args, void* workspace, size_t workspace_bytes) override {
-        execute(AttentionWay::cudnn, args, {args.q, args.k, args.v, args.out},
-                {{uid_q, args.q.data},
-                 {uid_k, args.k.data},
-                 {uid_v, args.v.data},
-                 {uid_out, args.out.data},
-                 {uid_lse, args.lse}},
-                workspace, workspace_bytes);
+        std::unordered_map<int64_t, void*> addresses{{uid_q, args.q.data},
+                                                     {uid_k, args.k.data},
+                                                     {uid_v, args.v.data},
+                                                     {uid_out, args.out.data},
+                                                     {uid_lse, args.lse}};
+        if (args.sinks) addresses[uid_sinks] = args.sinks.data;
+        execute(AttentionWay::cudnn, args, {args.q, args.k, args.v, args.out}, addresses, workspace,
+                workspace_bytes);
     }
 
     void backward(AttentionWay way, const AttentionBackward& args, void* workspace,
@@ -262,10 +291,18 @@ class CudnnAttention : public AttentionLibrary {
     /// Everything that a graph depends on. The passes have different numbers of views.
     using Key = std::vector<int64_t>;
 
-    static Key key_of(AttentionWay way, const AttentionShape& s,
+    static Key key_of(AttentionWay way, const AttentionShape& s, bool with_sinks,
                       std::initializer_list<HeadsView> views) {
-        Key key{static_cast<int64_t>(way),      s.B, s.T, s.S, s.H, s.H_kv, s.D,
-                std::bit_cast<int32_t>(s.scale)};
+        Key key{static_cast<int64_t>(way),
+                s.B,
+                s.T,
+                s.S,
+                s.H,
+                s.H_kv,
+                s.D,
+                std::bit_cast<int32_t>(s.scale),
+                cudnn_left_bound(s),
+                with_sinks};
         for (const HeadsView& view : views)
             key.insert(key.end(), {view.batch, view.token, view.head});
         return key;
@@ -275,7 +312,8 @@ class CudnnAttention : public AttentionLibrary {
     void execute(AttentionWay way, const Args& args, std::initializer_list<HeadsView> views,
                  std::unordered_map<int64_t, void*> addresses, void* workspace,
                  size_t workspace_bytes) {
-        const auto [found, is_new] = graphs_.try_emplace(key_of(way, args.shape, views));
+        const auto [found, is_new] =
+            graphs_.try_emplace(key_of(way, args.shape, bool(args.sinks), views));
         Graph& g = found->second;
         if (is_new) {
             describe(g, args, way);

@@ -13,7 +13,6 @@ namespace train_gpt::cuda {
 namespace {
 
 constexpr const char* not_aligned = "cuDNN is used for tensors aligned to 16 bytes";
-constexpr const char* with_sinks = "cuDNN is not used with sinks";
 
 bool are_aligned(std::initializer_list<HeadsView> views) {
     return std::ranges::all_of(views, [](const HeadsView& view) {
@@ -55,13 +54,16 @@ HeadsView part_of(const HeadsView& view, DType dtype, int b, int h) {
     return part;
 }
 
-/// Sequences b to b + B − 1, key heads h_kv to h_kv + H_kv − 1 and the heads that share them.
+/// Sequences b to b + B − 1, key heads h_kv to h_kv + H_kv − 1 and the heads that share them,
+/// without sinks, whose terms are in lse.
 AttentionBackward part_of(const AttentionBackward& args, int b, int B, int h_kv, int H_kv) {
     AttentionBackward part = args;
     const int group = args.shape.H / args.shape.H_kv, h = h_kv * group;
     part.shape.B = B;
     part.shape.H = H_kv * group;
     part.shape.H_kv = H_kv;
+    part.sinks = {};
+    part.dsinks = {};
     for (HeadsView AttentionBackward::*view : {&AttentionBackward::q, &AttentionBackward::out,
                                                &AttentionBackward::dout, &AttentionBackward::dq})
         part.*view = part_of(args.*view, args.shape.dtype, b, h);
@@ -101,7 +103,6 @@ std::string cudnn_limit(const AttentionShape& s) {
     if (s.dtype != DType::bf16) return "cuDNN is used for bf16 alone";
     if (s.doc_start) return "cuDNN is not used with a document mask";
     if (s.softcap != 0) return "cuDNN is not used with a soft-cap";
-    if (s.window != 0 && s.window < s.S) return "cuDNN is not used with a window";
     if (s.T % 128 != 0 || s.S % 128 != 0) return "cuDNN is used for multiples of 128 tokens alone";
     if (s.D % 8 != 0 || s.D > 128)
         return "cuDNN is used for head sizes up to 128 that are multiples of 8";
@@ -111,7 +112,6 @@ std::string cudnn_limit(const AttentionShape& s) {
 
 std::string cudnn_limit(const AttentionForward& args) {
     if (!args.lse) return "cuDNN is used in training and evaluation alone";
-    if (args.sinks) return with_sinks;
     std::string limit = cudnn_limit(args.shape);
     if (limit.empty() && !are_aligned({args.q, args.k, args.v, args.out})) limit = not_aligned;
     return limit;
@@ -120,12 +120,25 @@ std::string cudnn_limit(const AttentionForward& args) {
 std::string cudnn_limit(const AttentionBackward& args) {
     if (args.key_gradients != KeyGradients::write)
         return "cuDNN cannot add to the gradients of keys";
-    if (args.sinks) return with_sinks;
     std::string limit = cudnn_limit(args.shape);
     if (limit.empty() &&
         !are_aligned({args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv}))
         limit = not_aligned;
     return limit;
+}
+
+int cudnn_left_bound(const AttentionShape& shape) { return has_window(shape) ? shape.window : 0; }
+
+size_t cudnn_oldest_version(const AttentionShape& shape, bool with_sinks) {
+    return has_window(shape) || with_sinks ? 91300 : 90000;
+}
+
+bool cudnn_heeds_window(const AttentionShape& shape, AttentionWay way, int architecture) {
+    return !has_window(shape) || way != AttentionWay::cudnn || !has_score_matrix(architecture);
+}
+
+size_t cudnn_sinks_bytes(const AttentionShape& shape) {
+    return (static_cast<size_t>(shape.H) * sizeof(float) + 255) / 256 * 256;
 }
 
 bool cudnn_has(AttentionWay way, int architecture, size_t version) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <set>
 #include <sstream>
@@ -9,6 +10,7 @@
 #include "base/error.h"
 #include "device/cuda.h"
 #include "kernels/attention/cudnn.h"
+#include "kernels/convert.h"
 #ifdef TRAIN_GPT_CUDA
 #include "device/cuda_queue.h"
 #endif
@@ -53,14 +55,16 @@ constexpr const char* way_names[] = {"own", "cudnn", "cudnn_ordered", "cudnn_uno
 /// What follows the library's name.
 constexpr const char* way_notes[] = {"", "", " (ordered)", " (unordered)"};
 
-/// cuDNN's ways to compute a backward pass that the settings allow and that do not need too much
-/// memory for one head, the preferred one first. Memory is planned for all of them.
+/// cuDNN's ways to compute a backward pass that the settings allow, that skip what a window hides
+/// and that do not need too much memory for one head, the preferred one first. Memory is planned
+/// for all of them.
 std::vector<AttentionWay> backward_ways(const KernelSettings& settings, const AttentionShape& shape,
                                         int architecture) {
     std::vector<AttentionWay> ways;
     for (const AttentionWay way :
          {AttentionWay::cudnn_unordered, AttentionWay::cudnn, AttentionWay::cudnn_ordered})
         if ((way != AttentionWay::cudnn_unordered || !settings.deterministic) &&
+            cudnn_heeds_window(shape, way, architecture) &&
             cudnn_backward_bytes(shape, way, architecture) > 0)
             ways.push_back(way);
     return ways;
@@ -77,6 +81,9 @@ bool contains(const std::vector<AttentionWay>& ways, AttentionWay way) {
 }
 
 constexpr const char* too_large = "since cuDNN would need more than 2 GiB for one head";
+constexpr const char* heeds_no_window =
+    "since cuDNN has no way here that skips what a window hides and always gives the same bits";
+constexpr const char* too_old = "since cuDNN is used with a window or sinks from 9.13 on";
 constexpr const char* fastest = "which are faster here";
 
 /// Different queues fail for the same reasons: each line is printed only once.
@@ -95,16 +102,36 @@ Value read_name(std::istream& from, const char* const (&names)[n]) {
     return static_cast<Value>(found - std::begin(names));
 }
 
+constexpr const char* sinks_suffix = ",sinks";
+
 /// A shape as a word of choices(). Calls with documents, which no library computes, have no choice.
-std::string word_of(const AttentionShape& s) {
-    return concat("B=", s.B, ",T=", s.T, ",S=", s.S, ",H=", s.H, ",H_kv=", s.H_kv, ",D=", s.D);
+std::string word_of(const AttentionShape& s, bool with_sinks = false) {
+    return concat("B=", s.B, ",T=", s.T, ",S=", s.S, ",H=", s.H, ",H_kv=", s.H_kv, ",D=", s.D,
+                  has_window(s) ? concat(",window=", s.window) : "",
+                  with_sinks ? sinks_suffix : "");
 }
 
-bool is_shape(const std::string& word) {
-    int numbers[6] = {}, end = 0;
-    return std::sscanf(word.c_str(), "B=%d,T=%d,S=%d,H=%d,H_kv=%d,D=%d%n", &numbers[0], &numbers[1],
-                       &numbers[2], &numbers[3], &numbers[4], &numbers[5], &end) == 6 &&
-           static_cast<size_t>(end) == word.size();
+bool is_shape(std::string word) {
+    if (word.ends_with(sinks_suffix)) word.resize(word.size() - std::strlen(sinks_suffix));
+    int numbers[7] = {}, end = 0, window_end = 0;
+    const int found = std::sscanf(word.c_str(), "B=%d,T=%d,S=%d,H=%d,H_kv=%d,D=%d%n,window=%d%n",
+                                  &numbers[0], &numbers[1], &numbers[2], &numbers[3], &numbers[4],
+                                  &numbers[5], &end, &numbers[6], &window_end);
+    return found >= 6 && static_cast<size_t>(found == 6 ? end : window_end) == word.size();
+}
+
+/// Submits the library's forward pass. cuDNN gets sinks in fp32, aligned.
+void forward_by(AttentionLibrary& library, Stream& stream, AttentionForward args) {
+    size_t sinks_bytes = 0;
+    if (args.sinks) {
+        sinks_bytes = cudnn_sinks_bytes(args.shape);
+        const Tensor sinks(stream.scratch_for<float>(sinks_bytes), DType::fp32, {args.shape.H});
+        cuda::widen(stream, sinks.as<float>(), args.sinks.data, args.sinks.dtype, args.shape.H,
+                    false);
+        args.sinks = sinks;
+    }
+    library.forward(args, static_cast<char*>(stream.scratch) + sinks_bytes,
+                    stream.scratch_bytes - sinks_bytes);
 }
 
 }  // namespace
@@ -128,23 +155,36 @@ double AttentionEngines::median_seconds(Stream& stream, const Work& work) {
 
 void AttentionEngines::forward(Stream& stream, const AttentionForward& args, const Work& own) {
     if (!args.lse) return own();
-    if (const std::string limit = cudnn_limit(args); !limit.empty())
-        return run_own(forward_pass, own, "since " + limit);
-    run(stream,
-        {forward_pass, word_of(args.shape), with_own({AttentionWay::cudnn}, stream.settings), own,
-         [&](AttentionWay) { library_->forward(args, stream.scratch, stream.scratch_bytes); }});
+    if (const std::string limit = cudnn_limit(args); !limit.empty()) {
+        run_own(forward_pass, own, "since " + limit);
+        return;
+    }
+    const bool with_sinks(args.sinks);
+    run(stream, {.direction = forward_pass,
+                 .shape = word_of(args.shape, with_sinks),
+                 .ways = with_own({AttentionWay::cudnn}, stream.settings),
+                 .oldest_version = cudnn_oldest_version(args.shape, with_sinks),
+                 .unable = too_old,
+                 .own = own,
+                 .by_library = [&](AttentionWay) { forward_by(*library_, stream, args); }});
 }
 
-void AttentionEngines::backward(Stream& stream, const AttentionBackward& args, const Work& own) {
+bool AttentionEngines::backward(Stream& stream, const AttentionBackward& args, const Work& own) {
     if (const std::string limit = cudnn_limit(args); !limit.empty())
         return run_own(backward_pass, own, "since " + limit);
     const auto ways = backward_ways(stream.settings, args.shape, architecture_);
-    if (ways.empty()) return run_own(backward_pass, own, too_large);
-    run(stream, {backward_pass, word_of(args.shape), with_own(ways, stream.settings), own,
-                 [&](AttentionWay way) {
-                     for (const AttentionBackward& call : cudnn_calls(args, way, architecture_))
-                         library_->backward(way, call, stream.scratch, stream.scratch_bytes);
-                 }});
+    const char* const unable = has_window(args.shape) ? heeds_no_window : too_large;
+    if (ways.empty()) return run_own(backward_pass, own, unable);
+    return run(stream, {.direction = backward_pass,
+                        .shape = word_of(args.shape),
+                        .ways = with_own(ways, stream.settings),
+                        .oldest_version = cudnn_oldest_version(args.shape, false),
+                        .unable = unable,
+                        .own = own,
+                        .by_library = [&](AttentionWay way) {
+                            for (const auto& call : cudnn_calls(args, way, architecture_))
+                                library_->backward(way, call, stream.scratch, stream.scratch_bytes);
+                        }});
 }
 
 AttentionEngines::Choice* AttentionEngines::Pass::choice_of(const std::string& shape) {
@@ -153,7 +193,8 @@ AttentionEngines::Choice* AttentionEngines::Pass::choice_of(const std::string& s
     return nullptr;
 }
 
-void AttentionEngines::run(Stream& stream, const Call& call) {
+/// Whether our own kernels ran.
+bool AttentionEngines::run(Stream& stream, const Call& call) {
     Pass& pass = passes_[call.direction];
     const Wanted wanted = stream.settings.attention;
     if (wanted == Wanted::own) return run_own(call.direction, call.own, "as configured");
@@ -169,12 +210,14 @@ void AttentionEngines::run(Stream& stream, const Call& call) {
     pass.ran = choice->way;
     pass.reason = choice->reason;
     if (choice->way == AttentionWay::cudnn_unordered) same_bits_ = false;
+    return choice->way == AttentionWay::own;
 }
 
-void AttentionEngines::run_own(Direction direction, const Work& own, std::string reason) {
+bool AttentionEngines::run_own(Direction direction, const Work& own, std::string reason) {
     own();
     passes_[direction].ran = AttentionWay::own;
     passes_[direction].reason = std::move(reason);
+    return true;
 }
 
 /// Either pass writes the same outputs however often it runs, so it is timed with the actual
@@ -206,27 +249,28 @@ AttentionEngines::Choice& AttentionEngines::choose(Stream& stream, const Call& c
 AttentionEngines::Choice AttentionEngines::preferred(const Call& call) {
     if (const auto ways = working(call); !ways.empty()) return {ways.front()};
     const std::string& failure = passes_[call.direction].failure;
-    return {AttentionWay::own, failure.empty() ? too_large : "since " + failure};
+    return {AttentionWay::own, failure.empty() ? call.unable : "since " + failure};
 }
 
 /// The library's ways that may compute the call.
 std::vector<AttentionWay> AttentionEngines::working(const Call& call) {
     std::vector<AttentionWay> ways;
     for (const AttentionWay way : call.ways)
-        if (way != AttentionWay::own && works(call.direction, way)) ways.push_back(way);
+        if (way != AttentionWay::own && works(call, way)) ways.push_back(way);
     return ways;
 }
 
-/// Whether the library has a way that has not failed.
-bool AttentionEngines::works(Direction direction, AttentionWay way) {
-    if (passes_[direction].failed.contains(way)) return false;
+/// Whether the library has a way for the call that has not failed.
+bool AttentionEngines::works(const Call& call, AttentionWay way) {
+    if (passes_[call.direction].failed.contains(way)) return false;
     try {
         if (!library_) library_ = open_(stream_);
     } catch (const std::exception& reason) {
         give_up(reason.what());
         return false;
     }
-    return cudnn_has(way, architecture_, library_->version());
+    const size_t version = library_->version();
+    return version >= call.oldest_version && cudnn_has(way, architecture_, version);
 }
 
 /// False if the library does not have the way, or if the way failed, in this call or an earlier
@@ -236,7 +280,7 @@ bool AttentionEngines::attempt(const Call& call, AttentionWay way) {
         call.own();
         return true;
     }
-    if (!works(call.direction, way)) return false;
+    if (!works(call, way)) return false;
     try {
         call.by_library(way);
         return true;
@@ -347,7 +391,7 @@ size_t attention_library_forward_scratch_bytes(const KernelSettings& settings,
                                                const AttentionShape& shape) {
     const bool usable =
         settings.attention != Wanted::own && cudnn_supports(shape) && cudnn_obstacle().empty();
-    return usable ? cudnn_forward_bytes : 0;
+    return usable ? cudnn_sinks_bytes(shape) + cudnn_forward_bytes : 0;
 }
 
 size_t attention_library_scratch_bytes(const KernelSettings& settings, const AttentionShape& shape,

@@ -89,12 +89,16 @@ class AttentionEngines {
 
     /// The arguments must already have been checked. The host waits for the device only while it
     /// times a pass, the first time.
+    /// No library computes dsinks, nor need `own`: a pass that is timed runs several times, and
+    /// dsinks may be added to.
     void forward(Stream& stream, const AttentionForward& args, const Work& own);
-    void backward(Stream& stream, const AttentionBackward& args, const Work& own);
+    /// Returns whether our own kernels computed what stands in the outputs.
+    bool backward(Stream& stream, const AttentionBackward& args, const Work& own);
 
     /// The ways that were chosen by timing so far, one line for each pass and shape: "attention
-    /// forward B=2,T=512,S=512,H=12,H_kv=12,D=64 cudnn". A run keeps this text so that a later run
-    /// gets the same bits.
+    /// forward B=2,T=512,S=512,H=12,H_kv=12,D=64 cudnn"; with a window, and in the forward pass
+    /// with sinks, the shape ends with ",window=128" and ",sinks". A run keeps this text so that a
+    /// later run gets the same bits.
     std::string choices() const;
     /// Uses the ways in this text; earlier choices are forgotten. A line without a shape, as older
     /// versions wrote, holds for all shapes that have no line. A way that the settings of a call
@@ -130,16 +134,18 @@ class AttentionEngines {
         Direction direction;
         std::string shape;
         std::vector<AttentionWay> ways;  // that may compute it, the preferred one first
+        size_t oldest_version;           // of the library
+        const char* unable;              // why none of the library's ways can, if none has failed
         const Work& own;
         std::function<void(AttentionWay)> by_library;
     };
 
-    void run(Stream& stream, const Call& call);
-    void run_own(Direction direction, const Work& own, std::string reason);
+    bool run(Stream& stream, const Call& call);
+    bool run_own(Direction direction, const Work& own, std::string reason);
     Choice& choose(Stream& stream, const Call& call);
     Choice preferred(const Call& call);
     std::vector<AttentionWay> working(const Call& call);
-    bool works(Direction direction, AttentionWay way);
+    bool works(const Call& call, AttentionWay way);
     bool attempt(const Call& call, AttentionWay way);
     void give_up(const std::string& reason);
     static double median_seconds(Stream& stream, const Work& work);

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(KeysTiling::threads, 2)
 
 }  // namespace
 
-void attention_backward_general(Stream& stream, const AttentionBackward& args) {
+RowDeltas attention_backward_general(Stream& stream, const AttentionBackward& args) {
     const AttentionShape& shape = args.shape;
     auto* const deltas = stream.scratch_for<float>(attention_backward_general_scratch_bytes(shape));
     with_access(shape, {args.q, args.k, args.v, args.dout}, [&](auto element, auto packed) {
@@ -189,7 +189,7 @@ void attention_backward_general(Stream& stream, const AttentionBackward& args) {
                            int64_t{shape.B} * shape.H_kv, shape.S, keys_shared_bytes(shape.D), args,
                            deltas);
     });
-    if (args.dsinks) attention_sink_gradient(stream, args, {deltas, 1, shape.T, 1});
+    return {deltas, 1, shape.T, 1};
 }
 
 size_t attention_backward_general_scratch_bytes(const AttentionShape& shape) {

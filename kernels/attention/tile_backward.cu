@@ -428,7 +428,7 @@ size_t attention_backward_tiled_scratch_bytes(const AttentionShape& shape) {
            static_cast<size_t>(stats_rows(shape.T));
 }
 
-void attention_backward_tiled(Stream& stream, const AttentionBackward& args) {
+RowDeltas attention_backward_tiled(Stream& stream, const AttentionBackward& args) {
     const AttentionShape& shape = args.shape;
     auto* const stats = stream.scratch_for<RowStats>(attention_backward_tiled_scratch_bytes(shape));
     const float scale = shape.scale * std::numbers::log2e_v<float>;
@@ -447,9 +447,7 @@ void attention_backward_tiled(Stream& stream, const AttentionBackward& args) {
                               row_bytes * shape.T * group),
                keys_shared_bytes<head>, args, scale, ScoreCap(shape), stats);
     });
-    if (args.dsinks)
-        attention_sink_gradient(
-            stream, args, {&stats->dp, sizeof(RowStats) / sizeof(float), stats_rows(shape.T), -1});
+    return {&stats->dp, sizeof(RowStats) / sizeof(float), stats_rows(shape.T), -1};
 }
 
 }  // namespace train_gpt::cuda

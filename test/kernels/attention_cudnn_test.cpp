@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "device/cuda.h"
+#include "kernels/attention/cuda.h"
 #include "kernels/attention/cudnn.h"
 #include "kernels/attention/engine.h"
 #include "kernels/choices.h"
@@ -71,6 +72,7 @@ struct Untouched {
 struct Script {
     std::string open_failure, forward_failure, backward_failure;
     size_t version = 91900;
+    Tensor sinks;          // of the latest forward pass
     int milliseconds = 0;  // that a pass takes, if its way has no time of its own
     std::map<AttentionWay, int> way_milliseconds;
     std::map<AttentionWay, std::string> way_failures;
@@ -84,7 +86,8 @@ class ScriptedLibrary : public cuda::AttentionLibrary {
   public:
     std::string name() const override { return "a library 1.2"; }
     size_t version() const override { return script.version; }
-    void forward(const AttentionForward&, void*, size_t) override {
+    void forward(const AttentionForward& args, void*, size_t) override {
+        script.sinks = args.sinks;
         if (!script.forward_failure.empty()) throw Error(script.forward_failure);
         ++script.forwards;
         script.clock += script.milliseconds;
@@ -152,7 +155,8 @@ double scripted_time(Stream&, const cuda::AttentionEngines::Work& work) {
 std::string line_of(const std::string& direction, const std::string& engine,
                     const AttentionShape& s = small_shape()) {
     return concat("attention ", direction, " B=", s.B, ",T=", s.T, ",S=", s.S, ",H=", s.H,
-                  ",H_kv=", s.H_kv, ",D=", s.D, " ", engine, "\n");
+                  ",H_kv=", s.H_kv, ",D=", s.D, s.window ? concat(",window=", s.window) : "", " ",
+                  engine, "\n");
 }
 
 /// The engines of a queue, whose own kernels only count.
@@ -171,9 +175,9 @@ struct Engines {
     void forward(const AttentionForward& args) {
         engines.forward(stream, args, [&] { ++own_forwards, script.clock += own_milliseconds; });
     }
-    void backward(const AttentionShape& shape = small_shape()) {
-        engines.backward(stream, memory.backward(shape),
-                         [&] { ++own_backwards, script.clock += own_milliseconds; });
+    bool backward(const AttentionShape& shape = small_shape()) {
+        return engines.backward(stream, memory.backward(shape),
+                                [&] { ++own_backwards, script.clock += own_milliseconds; });
     }
     std::string used() const { return engines.use().explained(); }
 };
@@ -208,14 +212,13 @@ TEST_CASE(
     const int32_t documents[2 * 128] = {};
     CHECK_FALSE(changed([&](AttentionShape& s) { s.doc_start = documents; }));
     CHECK_FALSE(changed([](AttentionShape& s) { s.softcap = 30; }));
-    CHECK_FALSE(changed([](AttentionShape& s) { s.window = 127; }));
-    CHECK(changed([](AttentionShape& s) { s.window = 128; }));  // of all keys
+    CHECK(changed([](AttentionShape& s) { s.window = 127; }));
     AttentionForward with_sinks = memory.forward();
     with_sinks.sinks = Tensor(memory.bytes, DType::bf16, {4});
-    CHECK_FALSE(cuda::cudnn_supports(with_sinks));
+    CHECK(cuda::cudnn_supports(with_sinks));
     AttentionBackward to_sinks = memory.backward();
     to_sinks.sinks = with_sinks.sinks;
-    CHECK_FALSE(cuda::cudnn_supports(to_sinks));
+    CHECK(cuda::cudnn_supports(to_sinks));
 
     AttentionForward sampling = memory.forward();
     sampling.lse = nullptr;
@@ -258,12 +261,28 @@ TEST_CASE("what keeps cuDNN from being used is said as the end of a sentence", "
         CHECK(cuda::cudnn_obstacle() == "cuDNN does not start: CUDNN_STATUS_NOT_INITIALIZED");
 }
 
+TEST_CASE("cuDNN's left bound shows the keys of a window", "[cuda]") {
+    for (int round = 0; round < 100; ++round) {
+        AttentionShape s = small_shape();
+        s.S = static_cast<int>(random_int(1, 60));
+        s.window = static_cast<int>(random_int(0, s.S + 5));
+        const int bound = cuda::cudnn_left_bound(s),
+                  query = static_cast<int>(random_int(0, s.S - 1));
+        CAPTURE(s.S, s.window, bound, query);
+        for (int key = 0; key <= query; ++key) {
+            const bool shown = bound == 0 || key + bound > query,  // as cuDNN's graphs compare
+                seen = s.window == 0 || query - key <= s.window - 1;
+            REQUIRE(shown == seen);
+        }
+    }
+}
+
 TEST_CASE("scratch is granted to cuDNN only where it can be used", "[cuda]") {
     AttentionShape shape = small_shape();
     const size_t forward = cuda::attention_library_forward_scratch_bytes({}, shape),
                  both = cuda::attention_library_scratch_bytes({}, shape, 90);
     if (cuda::cudnn_obstacle().empty()) {
-        CHECK(forward == cuda::cudnn_forward_bytes);
+        CHECK(forward == 256 + cuda::cudnn_forward_bytes);  // sinks first
         CHECK(both == cuda::cudnn_backward_bytes(shape, AttentionWay::cudnn, 90));
     } else {
         CHECK(forward + both == 0);
@@ -537,6 +556,111 @@ TEST_CASE("each shape of attention has an engine of its own, which a whole run s
     CHECK(script.forwards == forwards + 1);
 }
 
+TEST_CASE("windows and sinks have choices of their own", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    script = {};
+    script.milliseconds = 5;
+    AttentionShape windowed = small_shape();
+    windowed.window = static_cast<int>(random_int(1, 127));
+    AttentionShape of_all = small_shape();
+    of_all.window = static_cast<int>(random_int(128, 1000));
+    const Buffer sinks(DType::bf16, {4}, {1, -2, 0.5f, 3});
+    Engines e;
+    AttentionForward with_sinks = e.memory.forward(windowed);
+    with_sinks.sinks = sinks;
+    const TestMemory scratch(1024);
+    e.stream.scratch = scratch.data();
+    e.stream.scratch_bytes = 1024;
+    e.own_milliseconds = 9;
+    e.forward();
+    e.own_milliseconds = 1;
+    e.forward(e.memory.forward(windowed));
+    e.own_milliseconds = 9;
+    e.forward(with_sinks);
+    const std::string window = concat(",window=", windowed.window);
+    const std::string with_both = line_of("forward", "cudnn", windowed);
+    CHECK(e.engines.choices() == line_of("forward", "cudnn") + line_of("forward", "own", windowed) +
+                                     with_both.substr(0, with_both.find(window) + window.size()) +
+                                     ",sinks cudnn\n");
+    const std::string choices = e.engines.choices();
+    e.forward(e.memory.forward(of_all));  // no window
+    CHECK(e.engines.choices() == choices);
+    cuda::AttentionEngines again(nullptr, 90, open_scripted);
+    again.set_choices(choices);
+    CHECK(again.choices() == choices);
+}
+
+TEST_CASE("sinks reach cuDNN in fp32", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    const DType dtype = GENERATE(DType::bf16, DType::fp32);
+    script = {};
+    const std::vector<float> values{1, -2, 0.5f, 3};
+    const Buffer sinks(dtype, {4}, values);
+    TestStream test_stream(1024, {.attention = Wanted::cudnn});
+    Stream& stream = test_stream;
+    cuda::AttentionEngines engines(nullptr, 90, open_scripted);
+    Untouched memory;
+    AttentionForward args = memory.forward();
+    args.sinks = sinks;
+    int own = 0;
+    engines.forward(stream, args, [&] { ++own; });
+    CHECK(own == 0);
+    CHECK(script.forwards == 1);
+    stream.synchronize();
+    REQUIRE(script.sinks.dtype == DType::fp32);
+    CHECK(std::equal(values.begin(), values.end(), script.sinks.as<float>()));
+}
+
+TEST_CASE("a window or sinks that cuDNN does not have leave it the other calls", "[cuda]") {
+    const char* const from_9_13 = "since cuDNN is used with a window or sinks from 9.13 on";
+    AttentionShape windowed = small_shape();
+    windowed.window = 100;
+    script = {};
+    script.version = static_cast<size_t>(random_int(90000, 91299));
+    Engines e(Wanted::cudnn);
+    AttentionForward with_sinks = e.memory.forward();
+    with_sinks.sinks = Tensor(e.memory.bytes, DType::fp32, {4});
+    for (const AttentionForward& args : {with_sinks, e.memory.forward(windowed)}) {
+        const int own = e.own_forwards;
+        e.forward(args);
+        CHECK(e.own_forwards == own + 1);
+        CHECK(e.engines.use().forward == AttentionUse::Pass{"own", from_9_13});
+        e.forward();
+        CHECK(e.own_forwards == own + 1);
+        CHECK(e.engines.use().forward.engine == "a library 1.2");
+    }
+    CHECK_FALSE(e.backward());
+    CHECK(e.backward(windowed));
+    CHECK(e.own_backwards == 1);
+}
+
+TEST_CASE("with a window cuDNN does not add up through a matrix of all scores", "[cuda]") {
+    AttentionShape windowed = small_shape();
+    windowed.window = static_cast<int>(random_int(1, 127));
+    const int architecture = GENERATE(80, 90, 100, 120);
+    for (const bool deterministic : {true, false}) {
+        script = {};
+        script.version = GENERATE(91900, 92500);
+        CAPTURE(architecture, deterministic, script.version);
+        Engines e(Wanted::cudnn, architecture);
+        e.stream.settings.deterministic = deterministic;
+        e.stream.settings.autotune = true;
+        std::set<AttentionWay> expected;
+        if (!deterministic) expected.insert(AttentionWay::cudnn_unordered);
+        if (architecture == 100) expected.insert(AttentionWay::cudnn);
+        if (architecture == 90 && script.version >= 92500)
+            expected.insert(AttentionWay::cudnn_ordered);
+        CHECK(e.backward(windowed) == expected.empty());
+        CHECK(script.asked == expected);
+        if (expected.empty())
+            CHECK(e.engines.use().backward.reason ==
+                  "since cuDNN has no way here that skips what a window hides and always gives the "
+                  "same bits");
+    }
+}
+
 TEST_CASE("a library that fails while it is timed, or after it was chosen, is given up", "[cuda]") {
     script = {};
     script.forward_failure = fresh_reason();
@@ -752,6 +876,10 @@ TEST_CASE("damaged choices of attention engines are refused", "[cuda]") {
           "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8\n",
           "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8x own\n",
           "attention forward B=1,T=8,S=8,H=1,D=8 own\n",
+          "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8,window= own\n",
+          "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8,window=4x own\n",
+          "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8,window own\n",
+          "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8,sinks,sinks own\n",
           "attention forward own B=1,T=8,S=8,H=1,H_kv=1,D=8\n", "attention forward cudnn_ordered\n",
           "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8 cudnn_unordered\n"})
         CHECK(contains(error_of([&] { engines.set_choices(damaged); }), "damaged"));
@@ -788,6 +916,7 @@ double distance(std::vector<double> from, const std::vector<double>& to) {
 struct Problem {
     AttentionShape shape;
     Buffer qkv, out, lse, dout, dqkv;
+    Tensor sinks = {};
 
     Problem(AttentionShape s, const std::vector<float>& qkv_values,
             const std::vector<float>& dout_values)
@@ -811,8 +940,13 @@ struct Problem {
         return {buffer.tensor().data, shape.T * token, token, shape.D};
     }
     AttentionForward forward() const {
-        return {shape,      queries(qkv),   packed(qkv, shape.H), packed(qkv, shape.H + shape.H_kv),
-                plain(out), lse.as<float>()};
+        return {shape,
+                queries(qkv),
+                packed(qkv, shape.H),
+                packed(qkv, shape.H + shape.H_kv),
+                plain(out),
+                lse.as<float>(),
+                sinks};
     }
     AttentionBackward backward() const {
         return {shape,
@@ -824,7 +958,9 @@ struct Problem {
                 lse.as<float>(),
                 queries(dqkv),
                 packed(dqkv, shape.H),
-                packed(dqkv, shape.H + shape.H_kv)};
+                packed(dqkv, shape.H + shape.H_kv),
+                KeyGradients::write,
+                sinks};
     }
 };
 
@@ -874,6 +1010,36 @@ TEST_CASE("the calls of a backward pass compute what the whole pass computes", "
     }
 }
 
+TEST_CASE("the gradients of sinks after cuDNN's pass have the bits of those after ours", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    for (const DType dtype : {DType::bf16, DType::fp32}) {
+        AttentionShape shape = small_shape();
+        shape.T = shape.S = static_cast<int>(128 * random_int(1, 3));
+        shape.D = static_cast<int>(8 * random_int(1, device_is_simulated() ? 4 : 16));
+        shape.window = static_cast<int>(random_int(0, 2 * shape.T));
+        CAPTURE(shape.T, shape.D, shape.window);
+        const auto rows = static_cast<size_t>(shape.B * shape.T * shape.D);
+        Problem p(shape, random_normal(rows * static_cast<size_t>(shape.H + 2 * shape.H_kv), 1.0f),
+                  random_normal(rows * static_cast<size_t>(shape.H), 1.0f));
+        const Buffer sinks(dtype, {shape.H}, random_normal(static_cast<size_t>(shape.H), 2.0f));
+        p.sinks = sinks;
+        const KernelSettings settings{.attention = Wanted::own};
+        TestStream stream(attention_scratch_bytes(planning(settings, test_device()), shape),
+                          settings);
+        const std::vector<float> before = random_normal(static_cast<size_t>(shape.H), 1.0f);
+        const Buffer ours(DType::fp32, {shape.H}, before), after(DType::fp32, {shape.H}, before);
+        AttentionBackward args = p.backward();
+        args.dsinks = ours.sink(true);
+        attention_forward(stream, p.forward());
+        attention_backward(stream, args);
+        args.dsinks = after.sink(true);
+        cuda::attention_sink_gradient(stream, args);
+        CHECK((ours.bytes() == after.bytes()));
+        for (size_t h = 0; h < before.size(); ++h) CHECK(ours[h] != before[h]);
+    }
+}
+
 TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits again", "[cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda() || !cuda::cudnn_obstacle().empty()) return;
@@ -886,9 +1052,16 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
         GENERATE(AttentionWay::cudnn, AttentionWay::cudnn_ordered, AttentionWay::cudnn_unordered);
     if (!cuda::cudnn_has(way, architecture, cuda::cudnn_version())) return;
     CAPTURE(word_of(way));
-    for (const AttentionShape& shape : cudnn_shapes) {
+    // No window, and windows whose ends lie anywhere in a tile
+    const int window = GENERATE(0, 1, 2, 127, 128, 129, static_cast<int>(random_int(3, 640)));
+    const bool with_sinks = random_int(0, 1) == 1;
+    for (AttentionShape shape : cudnn_shapes) {
+        shape.window = window;
+        if (!cuda::cudnn_heeds_window(shape, way, architecture) ||
+            cuda::cudnn_version() < cuda::cudnn_oldest_version(shape, with_sinks))
+            continue;
         const DeviceUnderTest gpu(device);
-        CAPTURE(shape.B, shape.T, shape.S, shape.H, shape.H_kv, shape.D);
+        CAPTURE(shape.B, shape.T, shape.S, shape.H, shape.H_kv, shape.D, window, with_sinks);
         const auto random_bf16 = [](int64_t n) {
             std::vector<float> values = random_normal(static_cast<size_t>(n), 1.0f);
             for (float& value : values) value = to_float(bf16(value));
@@ -898,7 +1071,13 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
                                                    (shape.H + 2 * shape.H_kv) * shape.D),
                                  dout = random_bf16(int64_t{shape.B} * shape.T * shape.H * shape.D);
 
-        const Problem ours(shape, qkv, dout);
+        const std::vector<float> sink_values = random_normal(static_cast<size_t>(shape.H), 2.0f);
+        const Buffer sinks(DType::fp32, {shape.H}, sink_values);
+        Problem ours(shape, qkv, dout);
+        if (with_sinks) ours.sinks = sinks;
+        for (size_t i = 0; i < qkv.size(); ++i)  // all rows of keys and values are written
+            if (static_cast<int>(i) / shape.D % (shape.H + 2 * shape.H_kv) >= shape.H)
+                ours.dqkv.set(i, 7.0f);
         cudaStream_t stream = nullptr;
         REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
         const size_t workspace_bytes =
@@ -920,8 +1099,10 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
         const DeviceUnderTest cpu{Device{}};
         AttentionShape exact_shape = shape;
         exact_shape.dtype = DType::fp32;
-        const Problem plain(shape, qkv, dout), exact(exact_shape, qkv, dout);
-        for (const Problem* p : {&plain, &exact}) {
+        Problem plain(shape, qkv, dout), exact(exact_shape, qkv, dout);
+        const Buffer host_sinks(DType::fp32, {shape.H}, sink_values);
+        for (Problem* p : {&plain, &exact}) {
+            if (with_sinks) p->sinks = host_sinks;
             TestStream host(attention_scratch_bytes(planning({}, Device{}), p->shape));
             attention_forward(host, p->forward());
             attention_backward(host, p->backward());

@@ -64,18 +64,19 @@ std::string properties_of(const Gpu& gpu) {
     return properties.dump();
 }
 
-/// A pass of a model: a packed matrix of queries, keys and values, and outputs on their own.
+/// A pass of a model: a packed matrix of queries, keys and values, outputs on their own, and sinks.
 struct Passes {
     AttentionForward forward;
     AttentionBackward backward;
 
-    explicit Passes(const AttentionShape& s) {
+    explicit Passes(const AttentionShape& s, bool with_sinks = false) {
         alignas(16) static char memory[16];
         static float lse;
         const int64_t columns = int64_t{s.H + 2 * s.H_kv} * s.D, width = int64_t{s.H} * s.D;
         const HeadsView packed{memory, s.S * columns, columns, s.D},
             plain{memory, s.T * width, width, s.D};
         forward = {s, packed, packed, packed, plain, &lse};
+        if (with_sinks) forward.sinks = Tensor(memory, DType::fp32, {s.H});
         backward = {s, packed, packed, packed, plain, plain, &lse, packed, packed, packed};
     }
 };
@@ -145,6 +146,39 @@ TEST_CASE("cuDNN plans the attention of every preset within what it is granted",
             if (gpu.architecture == 90)
                 CHECK(wanted + 8192 >=
                       cuda::cudnn_backward_bytes(calls.front().shape, way, gpu.architecture));
+        }
+    }
+}
+
+TEST_CASE("cuDNN plans attention with windows and sinks within what it is granted", "[.][plans]") {
+    REQUIRE(cuda::cudnn_obstacle("libcudnn.so.9", false) == "");
+    const auto [T, S, H, H_kv, D] =
+        GENERATE(table<int, int, int, int, int>({{2048, 2048, 64, 8, 64},
+                                                 {1024, 1024, 16, 16, 128},
+                                                 {1024, 4096, 16, 2, 128},
+                                                 {384, 384, 6, 2, 40}}));
+    const int window = GENERATE(0, 1, 127, 128, -1);  // −1: any
+    const bool with_sinks = window == 0 || random_int(0, 1) == 1;
+    for (const Gpu& gpu : gpus) {
+        const std::string properties = properties_of(gpu);
+        AttentionShape shape = shape_of(static_cast<int>(random_int(1, 8)), T, S, H, H_kv, D);
+        shape.window = window < 0 ? static_cast<int>(random_int(2, S - 1)) : window;
+        CAPTURE(gpu.name, shape.B, T, S, H, H_kv, D, shape.window, with_sinks);
+        const Passes passes(shape, with_sinks);
+        REQUIRE(cuda::cudnn_supports(passes.forward));
+        REQUIRE(cuda::cudnn_supports(passes.backward));
+        if (cuda::cudnn_version() < cuda::cudnn_oldest_version(shape, with_sinks)) continue;
+        CHECK(cuda::ask_cudnn(passes.forward, gpu.architecture, properties) <=
+              cuda::cudnn_forward_bytes);
+        if (window == 0) continue;  // the backward pass does not see sinks
+        for (const auto way :
+             {AttentionWay::cudnn, AttentionWay::cudnn_ordered, AttentionWay::cudnn_unordered}) {
+            if (!cuda::cudnn_has(way, gpu.architecture, cuda::cudnn_version()) ||
+                !cuda::cudnn_heeds_window(shape, way, gpu.architecture))
+                continue;
+            CAPTURE(static_cast<int>(way));
+            CHECK(cuda::ask_cudnn(passes.backward, way, gpu.architecture, properties) <=
+                  cuda::cudnn_backward_bytes(shape, way, gpu.architecture));
         }
     }
 }
