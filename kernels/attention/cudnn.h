@@ -60,7 +60,7 @@ bool cudnn_has(AttentionWay way, int architecture, size_t version);
 
 /// Scratch memory for one call of a pass of a shape that cuDNN supports; of the backward pass 0 if
 /// one key head is too large. A window and sinks do not change it. Observed with cuDNN 9.19 and
-/// 9.28, windows and sinks with 9.19 and 9.26; scripts/check-cudnn.sh compares.
+/// 9.28, windows and sinks with 9.13, 9.19 and 9.26; scripts/check-cudnn.sh compares.
 constexpr size_t cudnn_forward_bytes = 4096;
 /// Before it, for sinks in fp32, the only dtype of sinks that NVIDIA documents.
 size_t cudnn_sinks_bytes(const AttentionShape& shape);
