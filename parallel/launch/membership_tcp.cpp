@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <numeric>
 
@@ -61,14 +60,14 @@ class TcpMembership final : public World::Membership {
                     throw Error(connections_->name(static_cast<int>(r)),
                                 " adds another number of values; this is a fault of the program, "
                                 "please report it");
-                std::memcpy(addends.data(), all[r].data(), all[r].size());
+                std::ranges::copy(all[r], reinterpret_cast<char*>(addends.data()));
                 for (size_t i = 0; i < sums.size(); ++i)
                     sums[i] = r == 0 ? addends[i] : sums[i] + addends[i];
             }
             return std::string(reinterpret_cast<const char*>(sums.data()), values.size_bytes());
         });
         require_whole(sum.size() == values.size_bytes());
-        std::memcpy(values.data(), sum.data(), values.size_bytes());
+        std::ranges::copy(sum, reinterpret_cast<char*>(values.data()));
     }
 
     std::string broadcast(const std::string& text, int root) const override {
