@@ -719,6 +719,20 @@ constexpr MeshCase gpu_meshes[] = {
     trains("mistral", 3).data(2).zero(2),
     trains("llama", 4).data(3).zero(1),
 };
+constexpr MeshCase gpu_mixtures[] = {
+    trains("mixtral", 5).data(2).zero(1),
+    trains("olmoe", 3).bf16().data(2).zero(2),
+    trains("qwen3_moe", 6).data(4).zero(3).shard_ranks(2),
+    trains("gpt_oss", 5).bf16().data(4).zero(3),
+    trains("qwen2_moe", 2).tensor(2),
+    trains("qwen3_moe", 3).bf16().tensor(2).data(2).zero(3),
+    trains("gpt_oss", 2).tensor(4).zero(1),
+    trains("qwen2_moe", 3).data(2).zero(3).context(2),
+    trains("gpt_oss", 2).tensor(2).zero(2).context(2).documents(),
+    trains("olmoe", 4).zero(1).pipeline(2),
+    trains("gpt_oss", 5).data(2).zero(2).pipeline(2, "zero_bubble"),
+    trains("qwen2_moe", 4).bf16().tensor(2).pipeline(2, "interleaved", 2),
+};
 constexpr MeshCase gpu_pipelines[] = {
     trains("gpt2", 5).zero(1).pipeline(2),
     trains("llama", 4).bf16().zero(1).pipeline(2, "gpipe"),
@@ -765,6 +779,12 @@ TEST_CASE("ranks: gpu meshes", "[.ranks]") {
     check_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
 }
 
+TEST_CASE("ranks: gpu mixtures", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    check_meshes(device_of_rank(world, "cuda"), world, gpu_mixtures);
+}
+
 TEST_CASE("ranks: gpu pipelines", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
@@ -782,15 +802,17 @@ namespace {
 /// Streams run in a random order, and collectives hold so many multiprocessors of a GPU that those
 /// of a mesh's groups do not all run at the same time unless each has its share. NCCL's own order,
 /// with which the simulator runs one after the other, is off.
-void check_on_gpus(const std::string& name, int multiprocessors, bool one_queue = false) {
+void check_on_gpus(const std::string& name, int multiprocessors, bool one_queue = false,
+                   bool races = false) {
     check_case_on_ranks(4, name,
                         {{"GPUSIM_STREAMS", "lazy"},
+                         {"GPUSIM_RACECHECK", races ? "1" : "0"},
                          {"GPUSIM_SEED", std::to_string(random_int(1, 1000))},
                          {"GPUSIM_SMS", std::to_string(multiprocessors)},
                          {"GPUSIM_QUEUES", one_queue ? "1" : "0"},
                          {"NCCL_LAUNCH_ORDER_IMPLICIT", "0"},
                          {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
-                        400);
+                        races ? 1200 : 400);
 }
 
 }  // namespace
@@ -806,6 +828,12 @@ TEST_CASE("meshes of GPUs train what one GPU trains, whatever order their stream
           "[mesh][training][cuda]") {
     if (skip_without_gpus(4)) return;
     check_on_gpus("ranks: gpu meshes", 60, random_int(0, 1) == 1);
+}
+
+TEST_CASE("mixtures train on meshes of GPUs what one GPU trains, without races",
+          "[mesh][pipeline][training][cuda][.][long]") {
+    if (skip_without_gpus(4)) return;
+    check_on_gpus("ranks: gpu mixtures", 60, random_int(0, 1) == 1, true);
 }
 
 TEST_CASE("pipelines of GPUs train what one GPU trains, whatever order their streams run in",
