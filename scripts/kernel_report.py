@@ -6,7 +6,8 @@ and the ideal number, and the degree of bank conflicts. Where nvdisasm is instal
     scripts/kernel_report.py --simulator LIBRARIES [--program build/train_gpt] [--nvcc nvcc] > docs/kernels.md
 
 The steps: one layer of GPT-2 124M (C = 768, 12 heads of 64, vocabulary 50257), and one of a Qwen3 of that width with 4 key/value
-heads and a hidden layer of 2048, for the kernels that GPT-2 lacks; B = 2, T = 512, bf16.
+heads and a hidden layer of 2048, for the kernels that GPT-2 lacks; for those of mixtures one with 32 experts of 512, 4 for a token, a shared expert,
+a balancing loss and biases; B = 2, T = 512, bf16.
 """
 import argparse
 import glob
@@ -30,6 +31,8 @@ U = 2 * M * C  # bytes of B·T·C elements in bf16
 H_KV, F = 4, 2048  # of the Qwen3
 NORM = (2 * U + 2 * U + 4 * U) / 3  # on average: the second norm of the layer adds what the attention gave to the residual stream
 HEADS = 2 * M * (H + H_KV) * C // H  # bytes of its queries and keys
+E, K, F_E = 32, 4, 512  # of the mixture
+R = M * K
 
 # The least that a launch must read and write, in bytes; None: it depends on the data or is a small second pass.
 LEAST = [
@@ -39,6 +42,11 @@ LEAST = [
     (r"sum_squares", 4 * PARAMETERS),
     (r"rope: turn_heads", 2 * HEADS), (r"rope: backward_heads", 3 * HEADS), (r"swiglu: forward_kernel", 3 * 2 * M * F),
     (r"swiglu: backward_kernel", 5 * 2 * M * F), (r"residual: add_rows", 3 * 2 * M * C),
+]
+# With one expert's weights in every product, and every row's input read once.
+GROUPED = [
+    (r"combine: forward_kernel", 2 * R * C + 2 * U), (r"combine: backward_kernel", U + 2 * 2 * R * C),
+    (r"route: forward", 4 * M * E + 8 * R), (r"route: backward", 2 * 4 * M * E + 8 * R),
 ]
 
 
