@@ -428,6 +428,7 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
         config.precision.recompute = "none";
         // So large that ZeRO-3 holds less than ZeRO-2 does
         config.model.n_layer = 24;
+        config.model.n_head = 4;
         config.model.n_embd = 32 * config.model.n_head;
         config.parallel.bucket_mb = 0.05;
         config.model.n_ctx = config.batch.sequence_length = T;
