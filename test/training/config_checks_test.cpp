@@ -198,6 +198,42 @@ TEST_CASE("a suggestion fits the other keys and the number of ranks too", "[conf
                    "the nearest value that can is 16777210, with batch.tokens_per_step="));
 }
 
+TEST_CASE("what is about experts is refused for a model that has none", "[config]") {
+    const auto error = [](std::vector<std::string> settings) {
+        settings.insert(settings.begin(), {"run_dir=r", "data.train=synthetic", "schedule.steps=1",
+                                           "model.vocab_size=500"});
+        return refusal(config_of(settings), 1);
+    };
+    for (const auto& [setting, neutral] :
+         std::vector<std::pair<std::string, std::string>>{{"model.n_expert_per_token=2", "0"},
+                                                          {"model.n_ff_expert=64", "0"},
+                                                          {"model.n_ff_shared=64", "\"auto\""},
+                                                          {"model.shared_gate=on", "\"auto\""},
+                                                          {"model.router=sigmoid", "\"auto\""},
+                                                          {"model.router_normalise=on", "\"auto\""},
+                                                          {"model.router_scale=2", "0.0"},
+                                                          {"model.router_bias=on", "\"auto\""},
+                                                          {"model.expert_bias=on", "\"auto\""},
+                                                          {"model.expert_capacity=1.25", "0.0"},
+                                                          {"model.dense_layers=1", "[]"},
+                                                          {"model.experts_every=2", "1"},
+                                                          {"router.balance=bias", "\"loss\""},
+                                                          {"router.level=sequence", "\"step\""},
+                                                          {"router.balance_rate=0.1", "0.0"},
+                                                          {"router.z_loss=0.1", "0.0"}}) {
+        CAPTURE(setting);
+        const std::string key = setting.substr(0, setting.find('='));
+        const std::string said = error({setting});
+        CHECK(contains(said, key + " = "));
+        CHECK(contains(said, " is about experts, and the model has none; set it to " + neutral +
+                                 ", or set model.n_expert"));
+        CHECK(error({key + "=" +
+                     (neutral[0] == '"' ? neutral.substr(1, neutral.size() - 2) : neutral)}) == "");
+    }
+    for (const char* none : {"model.n_ff_shared=0", "model.shared_gate=off", "router.balance=none"})
+        CHECK(error({none}) == "");
+}
+
 TEST_CASE("a capacity of experts needs experts, and whole sequences", "[config]") {
     const auto error = [](int world, const std::vector<std::string>& settings) {
         std::vector<std::string> all{"run_dir=r", "data.train=synthetic", "schedule.steps=1",
@@ -210,8 +246,8 @@ TEST_CASE("a capacity of experts needs experts, and whole sequences", "[config]"
         }
     };
     CHECK(contains(error(1, {"model.expert_capacity=1.25"}),
-                   "model.expert_capacity = 1.25 limits how many tokens an expert takes, but the "
-                   "model has no experts; set it to 0, or set model.n_expert"));
+                   "model.expert_capacity = 1.25 is about experts, and the model has none; set it "
+                   "to 0.0, or set model.n_expert"));
     const std::vector<std::string> mixture{"model.family=olmoe", "model.expert_capacity=1.25"};
     CHECK(error(1, mixture) == "");
     std::vector<std::string> split = mixture;

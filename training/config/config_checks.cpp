@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "model/families/family.h"
+#include "training/config/config_keys.h"
 #include "training/config/config_parser.h"
 #include "training/config/config_text.h"
 #include "training/config/feeding.h"
@@ -39,6 +41,7 @@ class Checks {
         refuse_if(pipeline_problem(pipeline_options(config_), config_.model.n_layer));
         tensor();
         context();
+        experts();
         capacity();
         schedule();
         sums();
@@ -52,6 +55,7 @@ class Checks {
     void batch_warmup() const;
     void tensor() const;
     void context() const;
+    void experts() const;
     void capacity() const;
     void schedule() const;
     void sums() const;
@@ -329,13 +333,37 @@ void Checks::context() const {
                : "");
 }
 
+void Checks::experts() const {
+    if (spec().experts) return;
+    const std::string_view of_experts[] = {"model.n_expert_per_token",
+                                           "model.n_ff_expert",
+                                           "model.n_ff_shared",
+                                           "model.shared_gate",
+                                           "model.router",
+                                           "model.router_normalise",
+                                           "model.router_scale",
+                                           "model.router_bias",
+                                           "model.expert_bias",
+                                           "model.expert_capacity",
+                                           "model.dense_layers",
+                                           "model.experts_every",
+                                           "router.balance",
+                                           "router.level",
+                                           "router.balance_rate",
+                                           "router.z_loss"};
+    const Config defaults;
+    for (const std::string_view path : of_experts) {
+        const ConfigKey& key = *find_config_key(path);
+        const Json value = value_of(config_, key), neutral = value_of(defaults, key);
+        if (value == neutral || value == Json(0) || value == "off" || value == "none") continue;
+        refuse(path, " = ", to_text(value), " is about experts, and the model has none; set it to ",
+               to_text(neutral), ", or set model.n_expert");
+    }
+}
+
 void Checks::capacity() const {
     const double capacity = config_.model.expert_capacity;
     if (capacity == 0) return;
-    if (!spec().experts)
-        refuse("model.expert_capacity = ", capacity,
-               " limits how many tokens an expert takes, but the model has no experts; set it to "
-               "0, or set model.n_expert");
     if (config_.parallel.context > 1)
         refuse("model.expert_capacity = ", capacity,
                " counts the tokens of whole sequences, but parallel.context = ",
