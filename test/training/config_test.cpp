@@ -282,7 +282,10 @@ TEST_CASE("every switch takes true, false, \"on\" and \"off\" alike, in JSON and
                 CHECK(allows(word));
                 CHECK(allows(value));
                 std::set<std::string> results;
-                const json base = {{"schedule", {{"steps", 100}}}};
+                // What is said of experts needs some, and of a shared one too.
+                const json base = {
+                    {"schedule", {{"steps", 100}}},
+                    {"model", {{"n_expert", 4}, {"n_expert_per_token", 2}, {"n_ff_shared", 8}}}};
                 const auto set = [&](const std::string& text) {
                     const std::vector<std::string> overrides{llama[0], key + "=" + text};
                     results.insert(to_json(parse_config(base.dump(), "my.json", overrides)));
@@ -768,7 +771,7 @@ TEST_CASE("the schema allows every default and the largest values", "[config]") 
             if (property.contains("properties")) check(property);
             if (!property.contains("maximum") || !property.contains("default")) continue;
             ++bounded;
-            if (property["default"] == "auto") continue;
+            if (!property["default"].is_number()) continue;  // "auto", or a list of none
             CHECK(property["default"] <= property["maximum"]);
             CHECK(property.value("minimum", property.value("exclusiveMinimum", 0.0)) <
                   property["maximum"].get<double>());
@@ -793,6 +796,34 @@ TEST_CASE("more micro-batches than can be counted are refused", "[config]") {
     check_names(refusal(R"({"batch": {"tokens_per_step": 4294967296, "micro_batch": 1,
                                       "sequence_length": 1}, "schedule": {"steps": 1}})"),
                 {"batch.tokens_per_step", "4294967296 sequences"});
+}
+
+TEST_CASE("norms of heads may be called true, wherever they are set", "[config]") {
+    for (const auto& [text, kind] : {std::pair{"true", QkNormKind::head},
+                                     {"on", QkNormKind::head},
+                                     {"false", QkNormKind::off},
+                                     {"width", QkNormKind::width}}) {
+        CAPTURE(text);
+        Config config;
+        apply_override(config, concat("model.qk_norm=", text));
+        CHECK(config.model.qk_norm == std::optional(kind));
+    }
+    Config config;
+    CHECK(contains(error_of([&] { apply_override(config, "model.qk_norm=1"); }),
+                   "model.qk_norm = 1 is not valid: it must be one of"));
+}
+
+TEST_CASE("the first layers may be dense by their number", "[config]") {
+    Config config;
+    apply_override(config, "model.dense_layers=2");
+    CHECK(config.model.dense_layers == std::vector{0, 1});
+    CHECK(contains(error_of([&] { apply_override(config, "model.dense_layers=-1"); }),
+                   "it must be a whole number, or a list of whole numbers, from 0 to 4095"));
+    const json key =
+        json::parse(config_schema())["properties"]["model"]["properties"]["dense_layers"];
+    CHECK(key["type"] == json({"integer", "array"}));
+    CHECK(key["maximum"] == 4095);
+    CHECK(key["items"]["maximum"] == 4095);
 }
 
 TEST_CASE("configs/schema.json is what the binary writes", "[config]") {

@@ -22,6 +22,11 @@ bool is_real(const KeyField& field);
 /// Whether values are whole numbers or the word "auto".
 bool is_optional_number(const KeyField& field);
 
+/// Whether values may be true and false: of switches, and of keys one of whose words is "on".
+bool takes_switch(const ConfigKey& key, const KeyField& field);
+/// Whether values are lists of whole numbers, and a number n stands for the first n: 0 … n − 1.
+bool takes_first(const ConfigKey& key);
+
 /// Every key, in the order in which the configuration is printed.
 std::span<const ConfigKey> config_keys();
 

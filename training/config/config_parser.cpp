@@ -165,7 +165,7 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
                 *target = value.is_boolean() ? value.get<bool>() : word == "on";
                 return true;
             } else if constexpr (is_one_of<Value>) {
-                if (value.is_boolean() && (is_switch(field) || target->parse("on")))
+                if (value.is_boolean() && takes_switch(key, field))
                     return target->parse(value.get<bool>() ? "on" : "off");
                 const auto text = read_text(value);
                 return text && target->parse(*text);
@@ -179,7 +179,7 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
                 return texts.has_value();
             } else if constexpr (std::is_same_v<Value, WholeNumbers>) {
                 Value numbers;
-                if (int first = 0; key.path == "model.dense_layers" && value.is_number()) {
+                if (int first = 0; takes_first(key) && value.is_number()) {
                     if (!read_integer(value, first) || !key.rule.allows(first)) return false;
                     for (int i = 0; i < first; ++i) numbers.push_back(i);
                     *target = std::move(numbers);
@@ -325,7 +325,7 @@ void apply_override(Config& config, const std::string& text, const std::string& 
     const bool is_list = value.is_array() || (raw.starts_with('[') && second != raw.npos &&
                                               raw[second] == (is_texts(field) ? '"' : '{'));
     const bool is_bare = is_text(field) || ((is_sources(field) || is_texts(field)) && !is_list);
-    const bool has_words = is_switch(field) || is_optional_number(field);
+    const bool has_words = takes_switch(*key, field) || is_optional_number(field);
     if (has_words ? value.is_discarded() : is_bare && !value.is_string()) value = raw;
     if (value.is_discarded()) refuse(origin, *key, raw);  // 1e400 ends here too
     if (is_bare) {

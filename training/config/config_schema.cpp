@@ -42,12 +42,12 @@ std::string config_schema() {
         const KeyRule& rule = key.rule;
         Json property;
         property["description"] = std::string(key.meaning);
-        const bool takes_switch =
-            is_switch(field) || std::ranges::find(rule.words(), "on") != rule.words().end();
-        property["type"] = takes_switch        ? Json({"string", "boolean"})
+        const bool has_switch = takes_switch(key, field);
+        property["type"] = has_switch          ? Json({"string", "boolean"})
                            : is_text(field)    ? Json("string")
                            : is_sources(field) ? Json({"string", "array"})
                            : is_texts(field)   ? Json({"string", "array"})
+                           : takes_first(key)  ? Json({"integer", "array"})
                            : is_numbers(field) ? Json("array")
                            : is_real(field)    ? Json("number")
                                                : Json("integer");
@@ -61,7 +61,7 @@ std::string config_schema() {
         if (is_numbers(field)) bounds["type"] = "integer";
         for (const std::string_view word : rule.words())
             property["enum"].push_back(std::string(word));
-        if (takes_switch) {
+        if (has_switch) {
             if (rule.words().empty()) property["enum"] = {"on", "off"};
             for (const bool value : {false, true})
                 property["enum"].insert(
@@ -71,10 +71,11 @@ std::string config_schema() {
         if (rule.low > -infinity)
             bounds[rule.above_low ? "exclusiveMinimum" : "minimum"] = number(rule.low);
         if (rule.high < infinity) bounds["maximum"] = number(rule.high);
-        if (is_numbers(field))
-            property["items"] = std::move(bounds);
-        else
+        if (is_numbers(field)) property["items"] = bounds;
+        if (!is_numbers(field) || takes_first(key)) {
+            bounds.erase("type");
             property.update(bounds);
+        }
         property["default"] = value_of(defaults, key);
         Json* properties = &root["properties"];
         const std::string section(section_of_key(key.path));

@@ -1,4 +1,5 @@
 // Of config_keys.h: the values of keys, and their rules for people.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <type_traits>
@@ -59,6 +60,12 @@ bool is_optional_number(const KeyField& field) {
     return std::holds_alternative<std::optional<int>*>(field);
 }
 
+bool takes_switch(const ConfigKey& key, const KeyField& field) {
+    const auto words = key.rule.words();
+    return is_switch(field) || std::ranges::find(words, "on") != words.end();
+}
+bool takes_first(const ConfigKey& key) { return key.path == "model.dense_layers"; }
+
 Json value_of(Config config, const ConfigKey& key) {
     return std::visit(
         [](auto* value) {
@@ -87,8 +94,9 @@ std::string rule_text(const ConfigKey& key) {
     if (is_sources(field)) return concat("a text, or a list of sources ", source_shape);
     if (is_texts(field)) return "a text, or a list of texts";
     if (is_numbers(field))
-        return concat("a list of whole numbers from ", number_text(rule.low), " to ",
-                      number_text(rule.high));
+        return concat(takes_first(key) ? "a whole number, or a list of whole numbers, from "
+                                       : "a list of whole numbers from ",
+                      number_text(rule.low), " to ", number_text(rule.high));
     std::string text = is_real(field)              ? "a number"
                        : is_optional_number(field) ? "\"auto\", or a whole number"
                                                    : "a whole number";
