@@ -36,6 +36,12 @@ const Family& family_of(const std::string& model_type, const std::string& where)
                 " are supported");
 }
 
+std::string with_article(const Family& family) {
+    if (&family == &other) return "a model";
+    const bool has_vowel = std::string_view("AEIOU").find(*family.title) != std::string_view::npos;
+    return concat(has_vowel ? "an " : "a ", family.title);
+}
+
 Registry registry_of(const DecoderSpec& spec) { return spec.family->registry(spec); }
 
 const Family& family_for(const DecoderSpec& spec) {

@@ -44,6 +44,9 @@ struct Family {
     DecoderSpec spec(const DecoderSettings& settings, const std::string& where = "the model") const;
 };
 
+/// A family's model in a message: "a Llama", "an OLMoE", "a model" if only this program reads it.
+std::string with_article(const Family& family);
+
 /// The parameters of a model, as its family names them.
 Registry registry_of(const DecoderSpec& spec);
 

@@ -401,7 +401,7 @@ TEST_CASE("folders that transformers wrote come back bit for bit, whatever the f
         } else {
             const std::string error = error_of(as_llmc);
             CHECK(contains(error, "llm.c's model files hold GPT-2"));
-            CHECK(contains(error, concat("a ", spec.family->title)));
+            CHECK(contains(error, with_article(*spec.family)));
         }
         CHECK(fs::exists(directory / "model.bin") == (spec.family == &gpt2));
     }
@@ -683,6 +683,9 @@ TEST_CASE("what cannot be upcycled is refused in a sentence", "[interchange]") {
         });
     };
     CHECK(contains(refused("gpt2", {4}), "MLP of another kind than SwiGLU (it is a GPT-2)"));
+    CHECK(with_article(family_of("olmoe", "")) == "an OLMoE");
+    CHECK(with_article(family_of("llama", "")) == "a Llama");
+    CHECK(with_article(family_of("train_gpt", "")) == "a model");
     CHECK(contains(refused("mixtral", {4}), "has experts already (n_expert = 5)"));
     CHECK(contains(refused("llama", {4, 5}), "--experts-per-token 5, but --upcycle 4"));
     CHECK_FALSE(fs::exists(directory / "out"));

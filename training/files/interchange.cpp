@@ -82,7 +82,7 @@ std::string only_readers(const DecoderSpec& spec) {
 
 /// Describes a model's parameters in a message.
 std::string described(const StoredModel& model, StoredType dtype) {
-    return concat("a ", model.spec.family->title, " of ", registry_of(model.spec).numel(),
+    return concat(with_article(*model.spec.family), " of ", registry_of(model.spec).numel(),
                   " parameters in ", name_of(dtype));
 }
 

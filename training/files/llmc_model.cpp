@@ -107,8 +107,8 @@ void write_llmc_model(const fs::path& path, const StoredModel& model, StoredType
         throw Error("llm.c's model files hold fp32 or bf16, not fp16; choose one with --dtype");
     const DecoderSpec& spec = model.spec;
     if (spec.family != &gpt2)
-        throw Error("llm.c's model files hold GPT-2, and this model is a ", spec.family->title,
-                    "; export it with --format huggingface");
+        throw Error("llm.c's model files hold GPT-2, and this model is ",
+                    with_article(*spec.family), "; export it with --format huggingface");
     if (spec.mlp != Mlp::gelu)
         throw Error(
             "llm.c's model files hold GPT-2 with GELU, and this model has mlp = relu2; export it "

@@ -225,7 +225,7 @@ StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec
                     " is missing tensors that its config.json needs: ", listed(missing),
                     "; restore the files, or the config.json that belongs to them");
     if (!unexpected.empty())
-        throw Error(directory.string(), " has tensors that a ", family.title,
+        throw Error(directory.string(), " has tensors that ", with_article(family),
                     " with its config.json does not have: ", listed(unexpected), "; only ",
                     family.title, " language models are supported");
 

@@ -81,7 +81,8 @@ StoredModel upcycled(StoredModel dense, const Upcycling& how, const std::string&
         throw Error(where, " has experts already (n_expert = ", spec.experts.n_expert,
                     "); --upcycle takes a model with an MLP in each layer");
     if (spec.mlp != Mlp::swiglu)
-        throw Error(where, " has an MLP of another kind than SwiGLU (it is a ", spec.family->title,
+        throw Error(where, " has an MLP of another kind than SwiGLU (it is ",
+                    with_article(*spec.family),
                     "), which cannot be an expert; --upcycle takes models such as Llama, Qwen2, "
                     "Qwen3 and Mistral");
     if (spec.biases == Biases::all)
