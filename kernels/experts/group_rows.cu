@@ -27,8 +27,8 @@ int64_t pairs_of_warp(int64_t pairs) {
 }
 int64_t block_count(int64_t pairs) { return ceil_div(pairs, pairs_of_warp(pairs) * warps); }
 
-/// Calls f(pair, expert, lanes with the same expert) for the warp's pairs in order. Pairs without an
-/// expert have −1, as have lanes beyond the last pair.
+/// Calls f(pair, expert, lanes with the same expert) for the warp's pairs in order. Pairs without
+/// an expert have −1, as have lanes beyond the last pair.
 template <class F>
 __device__ __forceinline__ void for_pairs_of_warp(const int32_t* experts, int64_t pairs,
                                                   int64_t per_warp, F&& f) {

@@ -6,7 +6,8 @@
 
 namespace train_gpt {
 
-/// A stable counting sort of the N·k pairs, N >= 1. experts int32 [N, k], 0 <= expert < E. All int32:
+/// A stable counting sort of the N·k pairs, N >= 1. experts int32 [N, k], 0 <= expert < E. All
+/// int32:
 ///   offsets [E + 1]     rows offsets[e] … offsets[e + 1] − 1 belong to expert e
 ///   row_token [N·k]     the token of a row; an expert's rows are in the order of the tokens
 ///   row_of [N, k]       the row of a token's slot
