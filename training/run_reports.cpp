@@ -26,7 +26,10 @@ std::string describe_training(const RunStart& start) {
     const int64_t first = start.schedule.tokens_of(start.first_step());
     const std::string from =
         first < config.batch.tokens_per_step ? concat(first, " to ") : std::string();
-    return concat("training ", registry_of(start.data.spec()).numel(), " parameters in ",
+    const DecoderSpec& spec = start.data.spec();
+    const int64_t parameters = registry_of(spec).numel(), idle = spec.idle_parameters();
+    return concat("training ", parameters, " parameters ",
+                  idle > 0 ? concat("(", parameters - idle, " for each token) ") : "", "in ",
                   name_of(start.trainer.parameters.dtype()), " on ",
                   ranks > 1 ? concat(ranks, " × ") : "", device_name(start.trainer.stream.device),
                   ", ", steps, from, config.batch.tokens_per_step, " tokens (", micro_batches,

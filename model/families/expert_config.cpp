@@ -1,5 +1,6 @@
 #include "model/families/expert_config.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/error.h"
@@ -22,12 +23,12 @@ int64_t read_count(const ExpertKeys& keys, const Json& json, const std::filesyst
 
 std::vector<int> read_layers(const char* key, const Json& json, const std::filesystem::path& path) {
     std::vector<int> layers;
-    for (const Json& layer : optional_field(json, key, Json::array(), path)) {
-        if (!layer.is_number_integer())
-            throw Error(path.string(), " has ", key, " = ", to_text(json[key]),
-                        "; it must be a list of layers, counted from 0");
-        layers.push_back(layer.get<int>());
-    }
+    const Json list = optional_field(json, key, Json::array(), path);
+    const auto is_layer = [](const Json& layer) { return layer.is_number_integer(); };
+    if (!list.is_array() || !std::ranges::all_of(list, is_layer))
+        throw Error(path.string(), " has ", key, " = ", to_text(list),
+                    "; it must be a list of layers, counted from 0");
+    for (const Json& layer : list) layers.push_back(layer.get<int>());
     return layers;
 }
 

@@ -94,7 +94,9 @@ std::string beyond_transformers(const DecoderSpec& spec) {
               "such a shared expert") ||
         is_it([](S& s) { s.experts = {}, s.dense_layers.clear(), s.experts_every = 1; },
               "such a mixture of experts") ||
-        is_it([](S& s) { s.qk_norm = QkNormKind::off; }, "such a qk_norm"))
+        is_it([](S& s) { s.qk_norm = QkNormKind::off; }, "such a qk_norm") ||
+        is_it([](S& s) { s.n_embd = s.n_head * s.head_size; }, "n_embd = ", spec.n_embd,
+              " beside heads of ", spec.n_head, " · ", spec.head_size, " in such a model"))
         return list;
     add("this combination of norm, norm_epsilon, mlp, bias, qk_norm, tied_head, positions, n_head, "
         "n_kv_head, head_size, n_ff, window, sinks and experts");

@@ -1,5 +1,8 @@
 #include "model/families/llama_class.h"
 
+#include <map>
+#include <string>
+
 #include "base/error.h"
 #include "model/families/config_file.h"
 #include "model/families/rope_config.h"
@@ -48,6 +51,40 @@ Json with_yarn(Json json) {
     return json;
 }
 
+/// A message about settings, with the keys of config.json in place of their names.
+std::string in_file_terms(const std::string& message, const LlamaClass& of) {
+    const std::map<std::string, std::string> keys = {
+        {"n_layer", "num_hidden_layers"},
+        {"n_head", "num_attention_heads"},
+        {"n_kv_head", "num_key_value_heads"},
+        {"head_size", "head_dim"},
+        {"n_embd", "hidden_size"},
+        {"n_ff", "intermediate_size"},
+        {"n_ctx", "max_position_embeddings"},
+        {"norm_epsilon", "rms_norm_eps"},
+        {"init_std", "initializer_range"},
+        {"n_expert", of.expert_keys.n_expert},
+        {"n_expert_per_token", "num_experts_per_tok"},
+        {"n_ff_expert",
+         of.expert_keys.dense_layers ? "moe_intermediate_size" : "intermediate_size"},
+        {"n_ff_shared", "shared_expert_intermediate_size"},
+        {"experts_every", "decoder_sparse_step"},
+        {"dense_layers", "mlp_only_layers"}};
+    const auto is_of_name = [](char c) {
+        return c == '_' || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+    };
+    std::string text;
+    for (size_t i = 0; i < message.size();) {
+        size_t end = i;
+        while (end < message.size() && is_of_name(message[end])) ++end;
+        const std::string word = message.substr(i, std::max<size_t>(end - i, 1));
+        const auto key = keys.find(word);
+        text += key == keys.end() ? word : key->second;
+        i += word.size();
+    }
+    return text;
+}
+
 DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path,
                         const LlamaClass& of) {
     const ConfigFile file(json, path);
@@ -85,7 +122,11 @@ DecoderSpec read_config(const Family& family, const Json& json, const std::files
             static_cast<float>(file.number("swiglu_alpha", settings.clamped.alpha)),
             static_cast<float>(file.number("swiglu_limit", settings.clamped.limit))};
     read_rope(of.is_gpt_oss ? with_yarn(json) : json, path, settings, of.file.rope_theta);
-    return family.spec(settings, path.string());
+    try {
+        return family.spec(settings, path.string());
+    } catch (const Error& error) {
+        throw Error(path.string(), in_file_terms(error.what() + path.string().size(), of));
+    }
 }
 
 Json config(const DecoderSpec& spec, const LlamaClass& of) {

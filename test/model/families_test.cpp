@@ -325,7 +325,7 @@ TEST_CASE("variants that compute something else are refused by the name of their
                                 "intermediate_size", "max_position_embeddings", "vocab_size"})
             for (const Json& value : {Json(0), Json(-3), Json("2"), Json(nullptr), Json(2.5)})
                 refused(*family, key, value);
-        refused(*family, "num_key_value_heads", 5, "n_kv_head = 5");
+        refused(*family, "num_key_value_heads", 5);
     }
     refused(llama, "mlp_bias", true);
     for (const auto& [key, value] : {std::pair<const char*, Json>{"activation_function", "relu"},
@@ -505,7 +505,7 @@ TEST_CASE("experts are read as transformers reads them", "[families]") {
         CHECK(contains(refused_experts(*family, {{"num_experts", 3}, {"num_local_experts", 4}}),
                        "num_experts = 3, but num_local_experts = 4"));
         CHECK(contains(refused_experts(*family, {{"num_experts_per_tok", 99}}),
-                       "n_expert_per_token = 99; it must lie between 1 and"));
+                       "num_experts_per_tok = 99; it must lie between 1 and"));
         CHECK(contains(refused_experts(*family, {{"num_experts_per_tok", 10}}),
                        "a token cannot go to more experts than there are"));
 
@@ -541,7 +541,9 @@ TEST_CASE("experts are read as transformers reads them", "[families]") {
         CHECK(layers(*family, 5, {{"mlp_only_layers", {1}}, {"decoder_sparse_step", 2}}) ==
               "dddEd");
         CHECK(contains(refused_experts(*family, {{"mlp_only_layers", {0, 1, 2}}}),
-                       "leave no layer for experts"));
+                       "but decoder_sparse_step and mlp_only_layers leave no layer for experts"));
+        CHECK(contains(refused_experts(*family, {{"mlp_only_layers", 0}}),
+                       "f has mlp_only_layers = 0; it must be a list of layers, counted from 0"));
         CHECK(contains(refused_experts(*family, {{"mlp_only_layers", {0.5}}}), "mlp_only_layers"));
         CHECK(contains(refused_experts(*family, {{"moe_intermediate_size", nullptr}}),
                        "moe_intermediate_size"));
@@ -682,6 +684,10 @@ TEST_CASE("a combination that no family has is kept in files that say so", "[fam
     settings.selection_bias = true;
     CHECK(beyond_transformers(llama.spec(settings)) ==
           "selection biases (router.balance = bias), router = sigmoid, router_scale = 2.5");
+    settings = extents();
+    settings.n_embd = 40, settings.head_size = 8, settings.n_ff = 8;
+    CHECK(beyond_transformers(olmoe.spec(settings)) ==
+          "n_embd = 40 beside heads of 4 · 8 in such a model");
     // One that several families hold stays in the files of its own.
     for (const Family* family : llama_class_families)
         CHECK(&family_for(family->spec(extents())) == family);

@@ -234,6 +234,99 @@ TEST_CASE("what is about experts is refused for a model that has none", "[config
         CHECK(error({none}) == "");
 }
 
+TEST_CASE("a setting that no other setting lets count is refused", "[config]") {
+    const auto error = [](std::vector<std::string> settings) {
+        settings.insert(settings.begin(),
+                        {"run_dir=r", "data.train=synthetic", "schedule.steps=1",
+                         "model.family=llama", "model.vocab_size=500", "model.n_layer=3"});
+        return refusal(config_of(settings), 1);
+    };
+    const std::vector<std::string> experts{"model.n_expert=4", "model.n_expert_per_token=2"};
+    const auto with = [](std::vector<std::string> settings, const std::string& more) {
+        settings.push_back(more);
+        return settings;
+    };
+    struct Case {
+        std::string setting;
+        std::vector<std::string> refused_with, accepted_with;
+        std::string said;
+    };
+    for (const Case& c : std::vector<Case>{
+             {"model.window_pattern=SL",
+              {},
+              {"model.window=16"},
+              "says which layers have a window, and none has one; set it to \"\", or set "
+              "model.window"},
+             {"router.level=sequence", with(experts, "router.balance=bias"), experts,
+              "is about the loss that balances experts, and router.balance is another; set it to "
+              "\"step\", or set router.balance=loss"},
+             {"router.balance_rate=0.5", with(experts, "router.balance=none"),
+              with(experts, "router.balance=bias"),
+              "balances experts, and router.balance = none; set it to 0.0, or set router.balance "
+              "to loss or bias"},
+             {"model.rope_factor=2",
+              {},
+              {"model.rope_scaling=linear"},
+              "is about scaled frequencies, and model.rope_scaling = none; set it to 1.0"},
+             {"model.rope_original_n_ctx=512",
+              {"model.rope_scaling=linear"},
+              {"model.rope_scaling=yarn", "model.rope_factor=2"},
+              "is about model.rope_scaling = llama3 or yarn, and it is neither; set it to 8192"},
+             {"model.rope_low_freq_factor=2",
+              {"model.rope_scaling=yarn"},
+              {"model.rope_scaling=llama3", "model.rope_factor=2"},
+              "is about model.rope_scaling = llama3, and it is another; set it to 1.0"},
+             {"model.rope_high_freq_factor=8",
+              {},
+              {"model.rope_scaling=llama3"},
+              "is about model.rope_scaling = llama3, and it is another; set it to 4.0"},
+             {"model.rope_beta_fast=20",
+              {"model.rope_scaling=llama3"},
+              {"model.rope_scaling=yarn"},
+              "is about model.rope_scaling = yarn, and it is another; set it to 32.0"},
+             {"model.rope_beta_slow=2",
+              {},
+              {"model.rope_scaling=yarn"},
+              "is about model.rope_scaling = yarn, and it is another; set it to 1.0"},
+             {"model.rope_attention_factor=2",
+              {"model.rope_scaling=linear"},
+              {"model.rope_scaling=yarn"},
+              "is about model.rope_scaling = yarn, and it is another; set it to 0.0"}}) {
+        CAPTURE(c.setting);
+        const std::string said = error(with(c.refused_with, c.setting));
+        CHECK(contains(said, c.setting.substr(0, c.setting.find('=')) + " = "));
+        CHECK(contains(said, c.said));
+        CHECK(error(c.refused_with) == "");
+        CHECK(error(with(c.accepted_with, c.setting)) == "");
+    }
+    // A pattern in which no layer has the window
+    CHECK(
+        contains(error({"model.window=16", "model.window_pattern=LL"}),
+                 "model.window_pattern = \"LL\" gives none of the 3 layers the window; add an S"));
+    CHECK(
+        contains(error({"model.window=16", "model.window_pattern=LLLS"}), "none of the 3 layers"));
+    CHECK(error({"model.window=16", "model.window_pattern=LLS"}) == "");
+}
+
+TEST_CASE("a mixture's counts of a step fit into their integers", "[config]") {
+    const int per_token = random_int(2, 8);
+    const int64_t most = std::numeric_limits<int32_t>::max() / per_token;
+    const auto error = [&](int64_t sequences) {
+        return refusal(
+            config_of({"run_dir=r", "data.train=synthetic", "schedule.steps=1",
+                       "model.vocab_size=500", "model.family=olmoe", "model.n_ctx=1024",
+                       concat("model.n_expert_per_token=", per_token), "batch.micro_batch=1",
+                       concat("batch.tokens_per_step=", 1024 * sequences)}),
+            1);
+    };
+    CHECK(error(most / 1024) == "");
+    CHECK(
+        contains(error(most / 1024 + 1), concat(" with ", per_token,
+                                                " experts a token is too many for the counts of a "
+                                                "step; ",
+                                                most, " is the most")));
+}
+
 TEST_CASE("a capacity of experts needs experts, and whole sequences", "[config]") {
     const auto error = [](int world, const std::vector<std::string>& settings) {
         std::vector<std::string> all{"run_dir=r", "data.train=synthetic", "schedule.steps=1",

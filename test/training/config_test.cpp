@@ -555,10 +555,19 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
     changed["parallel"]["tensor"] = 2;
     changed["parallel"].update({{"pipeline", 2}, {"stages_per_rank", 1}});  // "zero_bubble"
     changed["model"]["n_layer"] = changed["parallel"]["layers_per_stage"][0].get<int>() + 1;
-    changed["model"].update({{"rope_low_freq_factor", 0.5}, {"rope_high_freq_factor", 2.5}});
-    changed["model"]["rope_original_n_ctx"] = 1 << 20;
-    changed["model"].update(
-        {{"rope_beta_fast", 20.5}, {"rope_beta_slow", 1.5}, {"rope_theta", 100.5}});
+    changed["model"].update({{"rope_original_n_ctx", 1 << 20}, {"rope_theta", 100.5}});
+    // Each scaling has keys of its own.
+    json other_scaling = {"rope_low_freq_factor", "rope_high_freq_factor"};
+    if (random_int(0, 1) == 0) {
+        changed["model"].update({{"rope_scaling", "yarn"}});
+        changed["model"].update({{"rope_beta_fast", 20.5}, {"rope_beta_slow", 1.5}});
+    } else {
+        changed["model"].update({{"rope_scaling", "llama3"}});
+        changed["model"].update({{"rope_low_freq_factor", 0.5}, {"rope_high_freq_factor", 2.5}});
+        other_scaling = {"rope_beta_fast", "rope_beta_slow", "rope_truncate",
+                         "rope_attention_factor"};
+    }
+    for (const std::string key : other_scaling) changed["model"][key] = defaults["model"][key];
     changed["model"].update({{"window_pattern", "SL"}, {"mlp", "swiglu"}, {"bias", "attention"}});
     changed["model"]["qk_norm"] = "head";  // for which "on" is another word
     changed["model"].update({{"n_expert", 20}, {"n_expert_per_token", 3}, {"n_ff_expert", 24}});

@@ -582,6 +582,18 @@ TEST_CASE("a folder may hold a layer's experts in one tensor, as transformers 5 
             CAPTURE(p.name);
             CHECK(values == random.values.at(p.name));
         }
+        // So are experts that are there twice.
+        const std::string mlp = family == "mixtral" ? "block_sparse_moe.experts.0.w1.weight"
+                                                    : "mlp.experts.0.gate_proj.weight";
+        const int layer = static_cast<int>(expert_layers(spec).back());
+        const std::string twice = concat("model.layers.", layer, ".", mlp);
+        tensors.push_back(
+            {twice, "F32", std::string(static_cast<size_t>(4 * F * C), '\0'), {F, C}});
+        const std::string error = error_of(write);
+        CHECK(contains(error, concat("holds \"", twice, "\", but \"model.layers.", layer,
+                                     ".mlp.experts.gate_up_proj\"")));
+        CHECK(contains(error, "has the same experts in one tensor; remove one of them"));
+        tensors.pop_back();
         // Experts of another shape are refused.
         for (ForeignTensor& tensor : tensors)
             if (tensor.name.ends_with("gate_up_proj")) std::swap(tensor.shape[1], tensor.shape[2]);
@@ -754,6 +766,12 @@ TEST_CASE("models with other experts than the configuration's are refused by wha
     wanted = mixture;
     wanted.window = 5;
     CHECK(contains(refused(mixture, wanted), "window = 0, but"));
+    wanted = mixture;
+    wanted.sinks = true;
+    CHECK(contains(refused(mixture, wanted), "sinks = off, but the configuration has on"));
+    wanted = mixture;
+    wanted.clamped = ClampedSwiglu{};
+    CHECK(contains(refused(wanted, mixture), "clamped_swiglu = on, but the configuration has off"));
 }
 
 TEST_CASE("a tensor is stored in its own dtype, or refused", "[interchange]") {

@@ -8,13 +8,12 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/json_text.h"
 #include "model/families/family.h"
-#include "training/config/config_keys.h"
 #include "training/config/config_parser.h"
 #include "training/config/config_text.h"
 #include "training/config/feeding.h"
 #include "training/config/layout.h"
+#include "training/config/unread_settings.h"
 
 namespace train_gpt {
 
@@ -41,6 +40,8 @@ class Checks {
         refuse_if(pipeline_problem(pipeline_options(config_), config_.model.n_layer));
         tensor();
         context();
+        if (const std::string unread = unread_setting(config_, spec()); !unread.empty())
+            refuse(unread);
         experts();
         capacity();
         schedule();
@@ -334,31 +335,15 @@ void Checks::context() const {
 }
 
 void Checks::experts() const {
-    if (spec().experts) return;
-    const std::string_view of_experts[] = {"model.n_expert_per_token",
-                                           "model.n_ff_expert",
-                                           "model.n_ff_shared",
-                                           "model.shared_gate",
-                                           "model.router",
-                                           "model.router_normalise",
-                                           "model.router_scale",
-                                           "model.router_bias",
-                                           "model.expert_bias",
-                                           "model.expert_capacity",
-                                           "model.dense_layers",
-                                           "model.experts_every",
-                                           "router.balance",
-                                           "router.level",
-                                           "router.balance_rate",
-                                           "router.z_loss"};
-    const Config defaults;
-    for (const std::string_view path : of_experts) {
-        const ConfigKey& key = *find_config_key(path);
-        const Json value = value_of(config_, key), neutral = value_of(defaults, key);
-        if (value == neutral || value == Json(0) || value == "off" || value == "none") continue;
-        refuse(path, " = ", to_text(value), " is about experts, and the model has none; set it to ",
-               to_text(neutral), ", or set model.n_expert");
-    }
+    const DecoderSpec decoder = spec();
+    if (!decoder.experts) return;
+    // The counts of a step are int32 (model/router_counts.h).
+    const int64_t tokens = config_.batch.tokens_per_step;
+    const int per_token = decoder.experts.n_expert_per_token;
+    const int64_t most = std::numeric_limits<int32_t>::max() / per_token;
+    if (tokens > most)
+        refuse("batch.tokens_per_step = ", tokens, " with ", per_token,
+               " experts a token is too many for the counts of a step; ", most, " is the most");
 }
 
 void Checks::capacity() const {

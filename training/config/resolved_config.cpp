@@ -34,7 +34,8 @@ Config resolve(Config config, const DecoderSpec& spec, DType dtype) {
         m.router_scale = e.rule.scale;
         m.router_bias = e.router_bias;
         m.expert_bias = e.biases;
-        config.router.balance_rate = balance_rate(config);
+        if (config.router.balance != Balance::none)
+            config.router.balance_rate = balance_rate(config);
     }
     m.tied_head = spec.tied_head;
     m.positions = spec.positions;

@@ -86,6 +86,17 @@ struct FolderTensors {
         return other ? p.or_stored : p.stored;
     }
 
+    /// Throws Error if files hold the parameter in both of its layouts.
+    void require_one_layout(const Parameter& p) const {
+        if (p.or_stored.empty() || !places.contains(p.or_stored[0].name)) return;
+        for (const StoredTensor& stored : p.stored)
+            if (const auto other = places.find(stored.name); other != places.end())
+                throw Error(other->second.file->path().string(), " holds ", quoted(stored.name),
+                            ", but ", quoted(p.or_stored[0].name), " in ",
+                            places.at(p.or_stored[0].name).file->path().string(),
+                            " has the same experts in one tensor; remove one of them");
+    }
+
     void add(const fs::path& path, const std::function<void(const TensorInfo&)>& check) {
         const auto& file = files.emplace_back(std::make_unique<SafetensorsFile>(path));
         for (const TensorInfo& info : file->tensors()) {
@@ -196,6 +207,7 @@ StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec
     std::set<std::string> known, dtypes;
     std::vector<std::string> missing, unexpected;
     for (const Parameter& p : registry_of(spec).parameters) {
+        tensors->require_one_layout(p);
         known.insert(p.aliases.begin(), p.aliases.end());
         for (const StoredTensor& stored : tensors->stored(p)) {
             known.insert(stored.name);

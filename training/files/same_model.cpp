@@ -12,6 +12,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
+std::string word(bool on) { return on ? "on" : "off"; }
+
 /// Throws Error where one model has experts and the other an MLP, or others.
 void require_same_experts(const fs::path& directory, const DecoderSpec& found,
                           const DecoderSpec& wanted) {
@@ -33,7 +35,6 @@ void require_same_experts(const fs::path& directory, const DecoderSpec& found,
             throw Error(model, " has ", key, " = ", one, ", but the configuration has ", other,
                         remedy);
     };
-    const auto word = [](bool on) { return std::string(on ? "on" : "off"); };
     const auto score = [](const ExpertSpec& e) {
         return std::string(e.rule.score == RouterScore::softmax ? "softmax" : "sigmoid");
     };
@@ -75,6 +76,8 @@ void require_same_model(const fs::path& directory, const DecoderSpec& found,
     require_same_experts(directory, found, wanted);
     require("window", found.window, wanted.window);
     require("window_pattern", found.window_pattern, wanted.window_pattern);
+    require("sinks", word(found.sinks), word(wanted.sinks));
+    require("clamped_swiglu", word(found.clamped.has_value()), word(wanted.clamped.has_value()));
     if (found.family != wanted.family)
         throw Error("the model in ", directory.string(), " is of the family ",
                     found.family->model_type, ", but the configuration's is ",
@@ -96,7 +99,7 @@ void require_same_model(const fs::path& directory, const DecoderSpec& found,
     if (found != same)
         throw Error(
             "the model in ", directory.string(),
-            " has another norm, MLP, biases, head, positions or sinks than the configuration; its "
+            " has another norm, MLP, biases, head or positions than the configuration; its "
             "config.json says which; change the configuration, or choose another run_dir or "
             "model.init_from");
 }

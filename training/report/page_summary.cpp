@@ -38,8 +38,12 @@ std::string model_of(const RecordedRun& run) {
         concat(html(family), ", ", html(text_of(run.setting("model.n_layer"))), " layers of ",
                html(text_of(run.setting("model.n_embd"))), " channels");
     if (const Json* start = run.last_start())
-        if (const double n = number_of(start->value("parameters", Json())); n > 0)
-            text = rough_count(n) + " parameters: " + text;
+        if (const double n = number_of(start->value("parameters", Json())); n > 0) {
+            const double active = number_of(start->value("active_parameters", Json()));
+            const std::string share =
+                active > 0 ? concat(" (", rough_count(active), " for each token)") : "";
+            text = concat(rough_count(n), " parameters", share, ": ", text);
+        }
     return text;
 }
 

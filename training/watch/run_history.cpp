@@ -40,7 +40,9 @@ void RunHistory::start(const RunStart& start, std::vector<std::string> hosts) {
     line["device"] = device_name(start.trainer.stream.device);
     line["ranks"] = start.ranks();
     line["hosts"] = hosts;
-    line["parameters"] = registry_of(spec).numel();
+    const int64_t parameters = registry_of(spec).numel(), idle = spec.idle_parameters();
+    line["parameters"] = parameters;
+    if (idle > 0) line["active_parameters"] = parameters - idle;
     line["vocabulary"] = spec.vocab_size;
     if (start.data.tokenizer()) line["tokenizer"] = start.data.tokenizer_hash();
     line["memory"] = Json::object();
