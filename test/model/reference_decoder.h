@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <vector>
 
@@ -28,6 +29,9 @@ class ReferenceDecoder {
     }
     /// From the next loss() on, tokens go where they went in it: experts are constants.
     void keep_choices() { keeps_ = true, choices_.clear(); }
+    /// By how much, in the last loss(), the last of a token's experts was better than the best of
+    /// the others: the least of all tokens and routers.
+    double least_margin() const { return least_margin_; }
     /// How often each expert was chosen in the last loss(), [routers, E].
     const std::vector<double>& counts() const { return counts_; }
 
@@ -37,6 +41,7 @@ class ReferenceDecoder {
                 int T) const {
         double sum = 0;
         next_choice_ = 0;
+        least_margin_ = std::numeric_limits<double>::infinity();
         counts_.assign(registry_.blocks.size() * static_cast<size_t>(spec_.experts.n_expert), 0);
         of_micro_batch_ = {};
         for (size_t first = 0; first < tokens.size(); first += static_cast<size_t>(T))
@@ -198,6 +203,8 @@ class ReferenceDecoder {
         for (size_t i = 0; i < order.size(); ++i) order[i] = i;
         std::stable_sort(order.begin(), order.end(),
                          [&](size_t a, size_t b) { return values[a] > values[b]; });
+        if (const auto last = static_cast<size_t>(k); last < order.size())
+            least_margin_ = std::min(least_margin_, values[order[last - 1]] - values[order[last]]);
         order.resize(static_cast<size_t>(k));
         if (keeps_) choices_.push_back(order), ++next_choice_;
         return order;
@@ -345,6 +352,7 @@ class ReferenceDecoder {
     mutable std::vector<std::vector<size_t>> choices_;
     mutable size_t next_choice_ = 0;
     mutable std::vector<double> counts_;
+    mutable double least_margin_ = 0;
     mutable std::map<size_t, RouterSums> of_micro_batch_;
 };
 

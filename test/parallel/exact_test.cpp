@@ -38,6 +38,9 @@ constexpr MeshCase few_meshes[] = {
     trains("olmoe", 6).bf16().data(4).zero(2).shard_ranks(2),
     trains("gpt_oss", 4).data(2).zero(1).pipeline(2, "zero_bubble"),
     trains("mixtral", 5).data(2).muon(),
+    trains("olmoe", 4).data(4).zero(1).many_experts(),
+    trains("qwen2_moe", 3).data(2).zero(3).many_experts().muon(),
+    trains("gpt_oss", 4).data(2).zero(2).pipeline(2).many_experts(),
 };
 constexpr MeshCase more_meshes[] = {
     trains("gpt2", 9).data(2).zero(1),
@@ -103,6 +106,7 @@ struct Bits {
     std::vector<double> losses, norms;
     std::vector<std::vector<double>> masters, m, v;
     std::vector<int32_t> exponents, dropped;
+    std::vector<std::vector<int32_t>> chosen;  // of each step, how often routers chose each expert
     int repeated = 0;
 };
 
@@ -141,6 +145,7 @@ Bits bits_of(MeshRun& run, int steps, uint64_t seed) {
         bits.norms.push_back(outcome.state.norm);
         bits.dropped.insert(bits.dropped.end(), outcome.routers.dropped.begin(),
                             outcome.routers.dropped.end());
+        bits.chosen.push_back(outcome.routers.chosen);
     }
     bits.masters = run.values_of(ParameterState::master);
     bits.m = run.values_of("m");
@@ -148,6 +153,35 @@ Bits bits_of(MeshRun& run, int steps, uint64_t seed) {
     bits.exponents = run.trainer().parameters.grids()->exponents();
     bits.repeated = run.repeated();
     return bits;
+}
+
+void check_equal(const DecoderSpec& spec, const Bits& bits, const Bits& expected) {
+    CHECK(bits.losses == expected.losses);
+    CHECK(bits.norms == expected.norms);
+    CHECK(bits.exponents == expected.exponents);
+    CHECK(bits.dropped == expected.dropped);
+    CHECK(bits.chosen == expected.chosen);
+    CHECK(bits.repeated == expected.repeated);
+    CHECK(bits.repeated > 0);
+    const std::vector<Parameter> parameters = registry_of(spec).parameters;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+        CAPTURE(parameters[i].name);
+        CHECK(bits.masters[i] == expected.masters[i]);
+        CHECK(bits.m[i] == expected.m[i]);
+        CHECK(bits.v[i] == expected.v[i]);
+    }
+}
+
+/// Some experts were idle in a step and had tokens in the next one, and the other way round.
+void check_idle_experts(const Bits& bits) {
+    int came = 0, went = 0;
+    for (size_t step = 1; step < bits.chosen.size(); ++step)
+        for (size_t e = 0; e < bits.chosen[step].size(); ++e) {
+            came += bits.chosen[step - 1][e] == 0 && bits.chosen[step][e] > 0;
+            went += bits.chosen[step - 1][e] > 0 && bits.chosen[step][e] == 0;
+        }
+    CHECK(came > 0);
+    CHECK(went > 0);
 }
 
 /// Bytes of a step between two others are what the plan says.
@@ -179,20 +213,8 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     check_traffic(run, c, part);
     if (part.rank() > 0) return;
     MeshRun one(World(), device, config_of(c, seed, name, false));
-    const Bits expected = bits_of(one, steps, seed);
-    CHECK(bits.losses == expected.losses);
-    CHECK(bits.norms == expected.norms);
-    CHECK(bits.exponents == expected.exponents);
-    CHECK(bits.dropped == expected.dropped);
-    CHECK(bits.repeated == expected.repeated);
-    CHECK(bits.repeated > 0);
-    const std::vector<Parameter> parameters = registry_of(run.spec()).parameters;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-        CAPTURE(parameters[i].name);
-        CHECK(bits.masters[i] == expected.masters[i]);
-        CHECK(bits.m[i] == expected.m[i]);
-        CHECK(bits.v[i] == expected.v[i]);
-    }
+    check_equal(run.spec(), bits, bits_of(one, steps, seed));
+    if (c.many_experts) check_idle_experts(bits);
 }
 
 void check_meshes(const Device& device, const World& world, std::span<const MeshCase> cases) {
@@ -232,6 +254,29 @@ TEST_CASE("the first micro-batch with a gradient that is not finite is known", "
     });
     CHECK(run.trainer().outcome().state.stop != 0);
     CHECK(trainer.parameters.gradients.first_not_finite() == bad);
+}
+
+TEST_CASE("ranks: exact mixtures with other axes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join(), half = world.split(world.rank() / 2);
+    const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
+    for (const MeshRow& row : {trains("olmoe", 3).exact().many_experts().tensor(2),
+                               trains("gpt_oss", 4).exact().many_experts().context(2)}) {
+        CAPTURE(mesh_job::name_of(row), seed);
+        MeshRun two(half, Device{}, config_of(row, seed, "cpu")),
+            four(world, Device{}, config_of(row.data(2).zero(3), seed, "cpu"));
+        const Bits bits = bits_of(four, 6, seed), expected = bits_of(two, 6, seed);
+        check_equal(two.spec(), bits, expected);
+        check_idle_experts(bits);
+    }
+}
+
+TEST_CASE(
+    "experts come and go with the same bits on any number of data-parallel ranks "
+    "that share products or sequences",
+    "[exact][mesh][training]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(4, "ranks: exact mixtures with other axes");
 }
 
 TEST_CASE("ranks: few exact meshes", "[.ranks]") {

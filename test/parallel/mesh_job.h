@@ -36,8 +36,9 @@ struct MeshCase {
     const char* dtype = "fp32";
     int tensor = 1, data = 1, zero = 0, shard_ranks = 0, context = 1;
     bool has_documents = false;
-    bool exact = false;  // parallel.sums
-    bool muon = false;   // optimizer.name
+    bool exact = false;         // parallel.sums
+    bool muon = false;          // optimizer.name
+    bool many_experts = false;  // more than there are tokens for
     struct Stages {
         int ranks = 1;
         const char* schedule = "1f1b";
@@ -63,6 +64,7 @@ class MeshRow {
     constexpr MeshRow documents() const { return with(&MeshCase::has_documents, true); }
     constexpr MeshRow exact() const { return with(&MeshCase::exact, true); }
     constexpr MeshRow muon() const { return with(&MeshCase::muon, true); }
+    constexpr MeshRow many_experts() const { return with(&MeshCase::many_experts, true); }
     constexpr MeshRow pipeline(int ranks, const char* schedule = "1f1b",
                                int stages_per_rank = 1) const {
         return with(&MeshCase::pipeline, {ranks, schedule, stages_per_rank});
@@ -86,8 +88,9 @@ inline std::string name_of(const MeshCase& c) {
     return concat("tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ",
                   c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype,
                   ", context ", c.context, c.has_documents ? ", documents" : "",
-                  c.exact ? ", exact" : "", c.muon ? ", muon" : "", ", pipeline ", c.pipeline.ranks,
-                  " ", c.pipeline.schedule, " × ", c.pipeline.per_rank);
+                  c.exact ? ", exact" : "", c.muon ? ", muon" : "",
+                  c.many_experts ? ", many experts" : "", ", pipeline ", c.pipeline.ranks, " ",
+                  c.pipeline.schedule, " × ", c.pipeline.per_rank);
 }
 
 inline bool is_mixture(const std::string& family) {
@@ -96,14 +99,13 @@ inline bool is_mixture(const std::string& family) {
 }
 
 /// A small mixture that every mesh can share, balanced in one of six ways; in four of them experts
-/// have a capacity, which sequences on several ranks do not allow. A token goes to all
-/// experts, so that ranks which round differently do not send it elsewhere; with exact sums, where
-/// they do not, to two of five.
+/// have a capacity, which sequences on several ranks do not allow. A token goes to two of five
+/// experts; or to one of so many that some of them have no token in a step.
 inline std::vector<std::string> settings_of_experts(const MeshCase& c, int way) {
     std::vector<std::string> settings{
-        concat("model.n_expert=", c.exact ? 5 : 3),
-        concat("model.n_expert_per_token=", c.exact ? 2 : 3),
-        "model.n_ff_expert=24",
+        concat("model.n_expert=", c.many_experts ? 48 : 5),
+        concat("model.n_expert_per_token=", c.many_experts ? 1 : 2),
+        concat("model.n_ff_expert=", c.many_experts ? 8 : 24),
         "model.dense_layers=[1]",
         concat("router.balance=", way % 2 ? "bias" : "loss"),
         concat("router.level=",
@@ -114,6 +116,31 @@ inline std::vector<std::string> settings_of_experts(const MeshCase& c, int way) 
     if (std::string(c.family) == "qwen2_moe") settings.push_back("model.n_ff_shared=40");
     if (std::string(c.family) == "gpt_oss") settings.push_back("model.window=5");
     return settings;
+}
+
+/// Ranks that share products or sequences round differently, and a token must not go elsewhere for
+/// it. So a token's experts follow from its number: embeddings and routers are such that a logit is
+/// about 2.4 for one expert, 1.2 for the next and 0 for the others, with random parts of about 0.2.
+inline void place_choices(ParameterStore& store, const DecoderSpec& spec, uint64_t seed) {
+    const Registry registry = registry_of(spec);
+    std::mt19937_64 random(seed);
+    std::normal_distribution<float> normal(0, 0.02f);
+    const auto set = [&](int parameter, auto&& larger) {
+        const Parameter& p = registry.parameters[static_cast<size_t>(parameter)];
+        std::vector<float> values(static_cast<size_t>(p.numel()));
+        for (size_t i = 0; i < values.size(); ++i)
+            values[i] = normal(random) + larger(static_cast<int64_t>(i) / spec.n_embd,
+                                                static_cast<int64_t>(i) % spec.n_embd);
+        if (const int i = store.index_of(p.name); i >= 0)
+            store.state.write(ParameterState::master, i, 0, values);
+    };
+    const int64_t E = spec.experts.n_expert;
+    set(registry.tokens, [&](int64_t token, int64_t c) {
+        return c == token % E ? 0.4f : c == (token + 1) % E ? 0.2f : 0;
+    });
+    for (const BlockParameters& p : registry.blocks)
+        if (p.router_w >= 0)
+            set(p.router_w, [](int64_t expert, int64_t c) { return expert == c ? 0.5f : 0; });
 }
 
 /// The configuration of a case, the same for the same seed; of one rank if `split` is false.
@@ -188,14 +215,18 @@ class MeshRun {
         : config_(config),
           spec_(spec_of(config, config.model.vocab_size)),
           dtype_(resolve_dtype(config.precision.dtype, device)),
+          recompute_(
+              std::optional<Recompute>(config.precision.recompute).value_or(Recompute::none)),
           mesh_(world, device, mesh_sizes(config)),
-          arena_(allocate(plan_memory({config, spec_, dtype_, Recompute::none, ranks()}, device,
-                                      mesh_.rank()))),
-          trainer_({config, spec_, dtype_, Recompute::none, ranks()}, arena_, mesh_.rank()),
+          arena_(allocate(
+              plan_memory({config, spec_, dtype_, recompute_, ranks()}, device, mesh_.rank()))),
+          trainer_({config, spec_, dtype_, recompute_, ranks()}, arena_, mesh_.rank()),
           loader_({sources()}, loading(config)) {
         if (choose) choose(trainer_);
         trainer_.connect(mesh_);
         trainer_.parameters.state.initialize(config.seed);
+        if (spec_.experts && config.parallel.sums != GradientSums::exact)
+            place_choices(trainer_.parameters, spec_, config.seed);
         trainer_.parameters.weights.gather_all(trainer_.stream);
         if (config.parallel.sums != GradientSums::exact) return;
         LoaderOptions options = loading(config);
@@ -323,6 +354,7 @@ class MeshRun {
     Config config_;
     DecoderSpec spec_;
     DType dtype_;
+    Recompute recompute_;
     Mesh mesh_;
     Arena arena_;
     Trainer trainer_;

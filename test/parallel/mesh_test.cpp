@@ -193,6 +193,7 @@ void check_lone_micro_batches(MeshRun& run, MeshRun* one, uint64_t seed) {
 struct Curve {
     std::vector<std::vector<double>> first_gradients;
     std::vector<double> losses, norms;
+    std::vector<std::vector<int32_t>> chosen;  // how often routers chose each expert
 };
 
 Curve curve_of(MeshRun& run) {
@@ -201,6 +202,7 @@ Curve curve_of(MeshRun& run) {
         const StepOutcome outcome = run.step();
         curve.losses.push_back(outcome.sums.loss);
         curve.norms.push_back(outcome.state.norm);
+        curve.chosen.push_back(outcome.routers.chosen);
         if (step == 0) curve.first_gradients = run.gradients();
     }
     return curve;
@@ -281,6 +283,19 @@ void check_rounding(const MeshRun& run, const Curve& curve, const Curve& one, co
     CHECK(ours <= 1.5 * 1.5 * of_one);
 }
 
+/// Not all tokens of a run went to the same experts.
+void check_choices(const DecoderSpec& spec, const Curve& curve) {
+    if (!spec.experts) return;
+    const auto E = static_cast<size_t>(spec.experts.n_expert);
+    for (size_t router = 0; router < curve.chosen[0].size() / E; ++router) {
+        size_t used = 0;
+        for (size_t e = router * E; e < (router + 1) * E; ++e)
+            used += std::ranges::any_of(curve.chosen, [&](const auto& of) { return of[e] > 0; });
+        CAPTURE(router);
+        CHECK(used > static_cast<size_t>(spec.experts.n_expert_per_token));
+    }
+}
+
 void check_case(const World& part, const Device& device, const MeshCase& c, uint64_t seed) {
     CAPTURE(mesh_job::name_of(c), seed);
     const std::string device_name = device.is_cuda() ? "cuda" : "cpu";
@@ -336,6 +351,8 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
 
     if (!first) return;
     const Curve one = curve_on_one(alone, device, 1), threads = curve_on_one(alone, device, 2);
+    CHECK(curve.chosen == one.chosen);
+    check_choices(run.spec(), one);
     if (is_fp32) {
         check_gradients(run, curve, one, 2e-5);
         check_curves(curve, one, threads, least_spread);
