@@ -207,7 +207,7 @@ TEST_CASE("the gradient of a router is the slope of what its layer computes", "[
         for (const bool normalise : {false, true}) {
             DecoderSettings settings = settings_of_layer();
             settings.router = score, settings.router_normalise = normalise;
-            settings.router_scale = random_int(0, 1) ? 1 : 2.5;
+            settings.router_scale = random_int(0, 1) ? 0.5 : 2.5;
             settings.router_bias = true;
             settings.n_expert = random_int(4, 8);
             settings.n_expert_per_token = random_int(2, settings.n_expert - 1);
