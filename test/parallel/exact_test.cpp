@@ -361,7 +361,7 @@ constexpr MeshCase gpu_meshes[] = {
     trains("llama", 3).bf16().data(2).zero(2).muon(),
     trains("gpt2", 5).data(4).muon(),
     trains("qwen3_moe", 3).bf16().data(2).zero(3),
-    trains("gpt_oss", 4).data(2).zero(1).pipeline(2),
+    trains("gpt_oss", 4).data(2).zero(1).pipeline(2).many_experts(),
 };
 
 }  // namespace
