@@ -98,6 +98,7 @@ struct Experiment {
     std::string device = "cpu";
     uint64_t seed = test_rng()();
     std::map<std::string, std::string> settings;
+    Config::Router router;  // not among the settings, which describe no experts
 
     Experiment(int tensor_ranks, int data_ranks, int context_ranks = 1)
         : spec(shared_spec(tensor_ranks)),
@@ -118,12 +119,12 @@ struct Experiment {
                     {"parallel.tensor_keep_gathered", random_int(0, 1) ? "true" : "false"},
                     {"parallel.bucket_mb", "0.02"},
                     {"optimizer.z_loss", random_int(0, 1) ? "0.01" : "0"},
-                    {"router.balance", random_int(0, 1) ? "loss" : "bias"},
-                    {"router.level", std::array{"sequence", "micro_batch",
-                                                "step"}[static_cast<size_t>(random_int(0, 2))]},
-                    {"router.z_loss", random_int(0, 1) ? "0.01" : "0"},
                     {"optimizer.epsilon", "0.001"},
                     {"optimizer.grad_clip", "0.5"}};
+        router.balance = random_int(0, 1) ? Balance::loss : Balance::bias;
+        router.level = std::array{BalanceLevel::sequence, BalanceLevel::micro_batch,
+                                  BalanceLevel::step}[static_cast<size_t>(random_int(0, 2))];
+        router.z_loss = random_int(0, 1) ? 0.01 : 0;
     }
 
     Config config(bool one_rank = false) const {
@@ -142,7 +143,9 @@ struct Experiment {
                                      concat("batch.tokens_per_step=", micro_batches * B * T)};
         for (const auto& [key, value] : settings)
             if (!one_rank || !key.starts_with("parallel.")) all.push_back(concat(key, "=", value));
-        return parse_config("{}", "test", all);
+        Config config = parse_config("{}", "test", all);
+        config.router = router;
+        return config;
     }
 
     Batch batch() const {
@@ -161,10 +164,11 @@ struct Experiment {
         return batches;
     }
     std::string described() const {
-        std::string text =
-            concat(train_gpt::described(spec), ", C ", spec.n_embd, ", V ", spec.vocab_size, ", B ",
-                   B, ", T ", T, ", ", micro_batches, " micro-batches, recompute ",
-                   name_of(recompute), documents ? ", documents" : "");
+        std::string text = concat(
+            train_gpt::described(spec), ", C ", spec.n_embd, ", V ", spec.vocab_size, ", B ", B,
+            ", T ", T, ", ", micro_batches, " micro-batches, recompute ", name_of(recompute),
+            documents ? ", documents" : "", ", router.balance=", router.balance.word(),
+            ", router.level=", router.level.word(), ", router.z_loss=", router.z_loss);
         for (const auto& [key, value] : settings) text += concat(", ", key, "=", value);
         return text;
     }
