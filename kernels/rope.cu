@@ -57,10 +57,16 @@ struct WholeWidth {
 
     /// `which`: 0 for q, 1 for k.
     __device__ __forceinline__ float rho(int token, int which, float epsilon) const {
-        return rsqrtf(sums[2 * token + which] * scale[which] + epsilon);
+        return rsqrtf(sums[2 * token + which] * scale_of(which) + epsilon);
     }
     __device__ __forceinline__ float mean(int token, int which, float rho) const {
-        return dots[2 * token + which] * rho * scale[which];
+        return dots[2 * token + which] * rho * scale_of(which);
+    }
+
+  private:
+    /// An index that is not a constant would put the kernel's parameters into local memory.
+    __device__ __forceinline__ float scale_of(int which) const {
+        return which == 0 ? scale[0] : scale[1];
     }
 };
 
@@ -290,7 +296,8 @@ __global__ void __launch_bounds__(forward_threads, 2) sum_heads(SumArgs<T> args)
               token = item / tokens.parts, part = item % tokens.parts, half = tokens.D / 2;
     if (token >= tokens.count) return;  // a whole warp
     const int b = token / tokens.T, t = token % tokens.T;
-    const Heads<T>& heads = blockIdx.y == 0 ? args.q : args.k;
+    // A copy: a reference would put the kernel's parameters into local memory.
+    const Heads<T> heads = blockIdx.y == 0 ? args.q : args.k;
     const HeadsOfToken<T> values(heads.from, b, t), gradients(heads.to, b, t);
     Angles<width, vectors> angles;
     if constexpr (dots) angles.load(tokens, token, t);

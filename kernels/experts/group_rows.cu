@@ -103,7 +103,8 @@ __global__ void __launch_bounds__(most_experts)
     }
 }
 
-__global__ void __launch_bounds__(threads)
+/// There are few blocks. Without the 1, ptxas spares registers so that more fit, and spills.
+__global__ void __launch_bounds__(threads, 1)
     place_kernel(int32_t* row_token, int32_t* row_of, const int32_t* first_rows,
                  const int32_t* experts, int64_t pairs, int64_t per_warp, int E, int k) {
     __shared__ int rows[warps * most_experts];  // counts of the warps, then their next rows
