@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""Reports what can be known of the CUDA kernels without a GPU, as Markdown: registers, spills and shared memory from ptxas; and
-from a training step on a simulated GPU the bytes that each kernel moved and the least that it must move, sectors per request
-and the ideal number, and the degree of bank conflicts. Where nvdisasm is installed, also the instructions of the head's softmax.
+"""Reports what can be known of the CUDA kernels without a GPU, as Markdown: registers, spills and
+shared memory from ptxas; and from a training step on a simulated GPU the bytes that each kernel
+moved and the least that it must move, its instructions, sectors per request and the ideal number,
+and the degree of bank conflicts. Where nvdisasm is installed, also instructions of the head's
+softmax and of the grouped products of a mixture of experts.
 
-    scripts/kernel_report.py --simulator LIBRARIES [--program build/train_gpt] [--nvcc nvcc] > docs/kernels.md
+    scripts/kernel_report.py --simulator LIBRARIES [--program build/train_gpt] [--nvcc nvcc] \\
+        > docs/kernels.md
 
-The steps: one layer of GPT-2 124M (C = 768, 12 heads of 64, vocabulary 50257), and one of a Qwen3 of that width with 4 key/value
-heads and a hidden layer of 2048, for the kernels that GPT-2 lacks; for those of mixtures one with 32 experts of 512, 4 for a token, a shared expert,
-a balancing loss and biases; B = 2, T = 512, bf16.
+The steps: one layer of GPT-2 124M (C = 768, 12 heads of 64, vocabulary 50257); one of a Qwen3 of
+that width with 4 key/value heads and a hidden layer of 2048, for the kernels that GPT-2 lacks; one
+of a mixture (MIXTURE below), for those of experts, windows and sinks. B = 2, T = 512, bf16.
+
+Exits with status 1 where a kernel spills that is not in KNOWN_SPILLS, or where a kernel of the
+mixture moves more than MUCH times its least and REASONS has no reason.
 """
 import argparse
 import glob
@@ -16,53 +22,153 @@ import re
 import shutil
 import subprocess
 import tempfile
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 os.environ.setdefault("GPUSIM_MEM", "8G")
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(description=__doc__,
+                                 formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--simulator", required=True)
 parser.add_argument("--program", default="build/train_gpt")
 parser.add_argument("--nvcc", default="nvcc")
 args = parser.parse_args()
 
-B, T, C, H, V = 2, 512, 768, 12, 50257
+B, T, C, H, V, HEAD = 2, 512, 768, 12, 50257, 64
 M, VP = B * T, (V + 127) // 128 * 128
 PARAMETERS = VP * C + T * C + 12 * C * C + 13 * C + 2 * C
 U = 2 * M * C  # bytes of B·T·C elements in bf16
-H_KV, F = 4, 2048  # of the Qwen3
-NORM = (2 * U + 2 * U + 4 * U) / 3  # on average: the second norm of the layer adds what the attention gave to the residual stream
-HEADS = 2 * M * (H + H_KV) * C // H  # bytes of its queries and keys
-E, K, F_E = 32, 4, 512  # of the mixture
-R = M * K
+H_KV, F, LONG_V = 4, 2048, 128256  # of the Qwen3; the mixture has as many key/value heads
+# On average: the second norm of the layer adds what the attention gave to the residual stream.
+NORM = (2 * U + 2 * U + 4 * U) / 3
+HEADS = 2 * M * (H + H_KV) * HEAD  # bytes of its queries and keys
 
-# The least that a launch must read and write, in bytes; None: it depends on the data or is a small second pass.
+# The least that a launch must read and write, in bytes. For kernels in no list it depends on the
+# data, or they are small second passes.
 LEAST = [
-    (r"norm: forward_(warps|rows)", NORM), (r"norm_backward: backward_rows", 4 * U), (r"tile_forward: forward", 4 * U),
-    (r"tile_backward: backward_keys", 6 * U), (r"tile_backward: backward_queries", 6 * U),
-    (r"loss_in_shared_memory", 2 * 2 * M * V), (r"add_embeddings", 2 * U), (r"update_parameters", 30 * PARAMETERS),
-    (r"sum_squares", 4 * PARAMETERS),
-    (r"rope: turn_heads", 2 * HEADS), (r"rope: backward_heads", 3 * HEADS), (r"swiglu: forward_kernel", 3 * 2 * M * F),
+    (r"norm: forward_(warps|rows)", NORM), (r"norm_backward: backward_rows", 4 * U),
+    (r"tile_forward: forward", 4 * U), (r"tile_backward: backward_keys", 6 * U),
+    (r"tile_backward: backward_queries", 6 * U),
+    (r"loss_in_shared_memory<bf16, false", 2 * 2 * M * V),
+    (r"loss_in_shared_memory<bf16, true", 2 * 2 * M * LONG_V), (r"add_embeddings", 2 * U),
+    (r"rope: turn_heads", 2 * HEADS), (r"rope: backward_heads", 3 * HEADS),
+    (r"swiglu: forward_kernel", 3 * 2 * M * F),
     (r"swiglu: backward_kernel", 5 * 2 * M * F), (r"residual: add_rows", 3 * 2 * M * C),
 ]
-# With one expert's weights in every product, and every row's input read once.
-GROUPED = [
-    (r"combine: forward_kernel", 2 * R * C + 2 * U), (r"combine: backward_kernel", U + 2 * 2 * R * C),
-    (r"route: forward", 4 * M * E + 8 * R), (r"route: backward", 2 * 4 * M * E + 8 * R),
+# The same for all launches of a step.
+LEAST_OF_STEP = [(r"update_parameters", 30 * PARAMETERS), (r"sum_squares", 4 * PARAMETERS)]
+
+# The mixture: experts E of width F_E, K for a token, a shared expert as wide behind a gate.
+E, K, F_E, WINDOW = 32, 4, 512, 128
+R = M * K
+QWEN3 = {"family": "qwen3", "n_kv_head": H_KV, "head_size": HEAD, "n_ff": F, "vocab_size": LONG_V}
+SHAPE = {"model.family": "gpt_oss", "model.n_kv_head": H_KV, "model.head_size": HEAD,
+         "model.vocab_size": 512, "model.n_expert": E, "model.n_expert_per_token": K,
+         "model.window": WINDOW, "model.window_pattern": "S", "router.z_loss": 0.001}
+MIXTURE = {**SHAPE, "model.n_ff_expert": F_E, "model.n_ff_shared": F_E, "model.shared_gate": "true",
+           "router.balance": "loss", "router.level": "sequence"}
+# For kernels that it lacks, whose bytes do not depend on the experts' width.
+OTHER_MIXTURE = {**SHAPE, "model.n_ff_expert": 64, "model.expert_capacity": 1.25,
+                 "model.qk_norm": "width", "router.balance": "bias"}
+
+# The least of each launch in the mixture's step. A row of an operand, a weight and a result count
+# once, whichever tile they are in.
+ROWS_C, ROWS_F = 2 * R * C, 2 * R * F_E  # bytes of the rows of all experts
+UP, DOWN = 2 * E * 2 * F_E * C, 2 * E * F_E * C  # of weights in bf16; gradients have twice as many
+UP_BIAS, DOWN_BIAS = 2 * E * 2 * F_E, 2 * E * C
+KV, LSE = 2 * M * H_KV * HEAD, 4 * M * H
+LEAST_OF_MIXTURE = [
+    # The router; then the shared expert's gate, whose rows have one logit.
+    (r"route: route_kernel", [4 * M * E + 8 * R, 4 * M + 8 * M]),
+    (r"route: backward_kernel", [4 * M * E + 8 * R + 2 * M * E, 4 * M + 8 * M + 2 * M]),
+    (r"group_rows: count_kernel", [4 * R]),
+    (r"group_rows: place_kernel", [4 * R + 8 * R]),
+    # Up, which gathers its rows from the tokens, and down.
+    (r"grouped_tile: rows_kernel<false>", [U + UP + UP_BIAS + 2 * ROWS_F,
+                                           ROWS_F + DOWN + DOWN_BIAS + ROWS_C]),
+    (r"grouped_tile: rows_kernel<true>", [ROWS_C + DOWN + ROWS_F, 2 * ROWS_F + UP + ROWS_C]),
+    (r"grouped_tile: sums_kernel", [ROWS_F + ROWS_C + 2 * DOWN, U + 2 * ROWS_F + 2 * UP]),
+    (r"grouped_linear: sum_tiles", [ROWS_C, 2 * ROWS_F]),
+    (r"grouped_linear: sum_partials", [4 * DOWN_BIAS, 4 * UP_BIAS]),
+    # The experts and the shared one; the gradients of the inputs of experts, shared one and gate.
+    (r"combine: forward_kernel", [2 * U + ROWS_C + 8 * R, 3 * U + 4 * M,
+                                  2 * U + ROWS_C + 4 * R, 3 * U, 3 * U]),
+    (r"combine: backward_kernel", [U + 2 * ROWS_C + 12 * R, 3 * U + 8 * M]),
+    (r"swiglu: forward_kernel", [3 * ROWS_F, 3 * 2 * M * F_E]),
+    (r"swiglu: backward_kernel", [5 * ROWS_F, 5 * 2 * M * F_E]),
+    (r"tile_forward: forward", [2 * U + 2 * KV + LSE]),
+    (r"tile_backward: backward_queries", [4 * U + 2 * KV + LSE + 2 * LSE]),
+    (r"tile_backward: backward_keys", [2 * U + 4 * KV + 2 * LSE]),
+    (r"sink_gradient", [2 * LSE]),
+    # A norm of queries and keys over their whole width: two numbers for each token, and twice.
+    (r"rope: sum_heads<.*false>", [HEADS + 8 * M]),
+    (r"rope: sum_heads<.*true>", [2 * HEADS + 8 * M]),
+    (r"rope: turn_heads<.*\(NormOver\)2>", [2 * HEADS + 8 * M]),
+    (r"rope: backward_width", [3 * HEADS + 16 * M]),
 ]
+# What the mixture's table has, besides.
+OF_MIXTURE = r"^(route|group_rows|grouped_tile|grouped_linear|combine|balance): "
+
+MUCH = 1.25
+WINDOWS = ("A block has 128 queries, or 128 keys, and reads all tiles of 64 that they see, or that "
+           f"see them: with a window of {WINDOW} up to {WINDOW + 127} tokens. So blocks next to "
+           f"each other read the same tokens, and the {H // H_KV} query heads of a key/value head "
+           "the same keys: the L2 cache can serve them. Tiles outside the window are not read. ")
+PARAMETER_READS = ("The simulator also counts reads of the kernel's parameters, which lie in the "
+                   "constant cache, where an instruction has their address in a register.")
+REASONS = [
+    (r"grouped_tile: rows_kernel",
+     "A tile of the result has 128 rows and 128 columns and reads its rows and its weights itself: "
+     "a row is asked for once for every 128 columns, a weight once for every 128 rows of its "
+     "expert or part of them. The order of the tiles (`RowTiles`) has those that run at the same "
+     "time share both, so that the L2 cache can serve them."),
+    (r"grouped_tile: sums_kernel",
+     "Likewise, both operands are read once for every 128 columns of the other. The gradients, in "
+     "fp32, are half of the bytes; each is written once."),
+    (r"grouped_linear: sum_tiles",
+     "Each thread asks where its tile's rows begin and end. A warp's threads read the same bytes, "
+     "which is one sector, but they count for each."),
+    (r"grouped_linear: sum_partials",
+     "An expert has partial sums for every 128 rows or part of them, where the least counts one; "
+     "and each block reads where the experts' rows begin."),
+    (r"route: backward_kernel",
+     "Each token's warp reads the loads of all experts, 128 bytes that its sequence shares, and "
+     "the logits of the chosen experts again."),
+    (r"group_rows: place_kernel",
+     "A block reads the experts of its pairs twice, to count them and to place them."),
+    (r"combine: backward_kernel",
+     "The gradient of a token's sum is read for each of its slots. They follow each other, so that "
+     "a cache can serve all but the first."),
+    (r"tile_(forward|backward): ", WINDOWS + PARAMETER_READS),
+    (r"sink_gradient", PARAMETER_READS + " Here they are most of it."),
+    (r"rope: ",
+     "Each group of lanes reads its token's angles, and each token the weights of all heads, which "
+     "all tokens share."),
+]
+
+# {kernel: spilled bytes at most, on any architecture}
+KNOWN_SPILLS = {
+    "embedding: add_long_runs<bf16, 8, IntegerSums>": 8,
+    "embedding: add_long_runs<float, 4, IntegerSums>": 8,
+    "relu_squared: relu_squared_elements<bf16, true>": 16,
+    "tile_backward: backward_keys_kernel<64, false>": 40,
+    "tile_backward: backward_keys_kernel<64, true>": 52,
+}
 
 
 def demangled(name):
     """A kernel's name with the types that it is instantiated for."""
     text = subprocess.run(["c++filt", name], capture_output=True, text=True).stdout.strip()
-    source = re.search(r"_(\d+)_(\w+?)_cu_[0-9a-f]+", name)
+    source = re.search(r"_\d+_([a-z]\w*?)_cu_[0-9a-f]+", name)
     text = re.sub(r"\(anonymous namespace\)::|train_gpt::cuda::|_GLOBAL__N__\w+::", "", text)
     text = text.replace("__nv_bfloat16", "bf16").removeprefix("void ")
     depth, end = 0, len(text)
     for i, letter in enumerate(text):  # up to the argument list
         depth += (letter == "<") - (letter == ">")
-        if letter == "(" and depth == 0 and i > 0 and not text[i:].startswith("(bool)") and not text[i:].startswith("(int)"):
+        if letter == "(" and depth == 0 and i > 0 and not re.match(r"\((bool|int)\)", text[i:]):
             end = i
             break
-    return (source.group(2) + ": " if source else "") + re.sub(r"\((bool|int)\)", "", text[:end])
+    text = re.sub(r"\((bool|int)\)", "", text[:end])
+    return (source.group(1) + ": " if source else "") + text
 
 
 ARCHITECTURES = ["90", "100", "120"]
@@ -70,61 +176,92 @@ ARCHITECTURES = ["90", "100", "120"]
 
 def compile_to(cubin, source, architecture):
     """Compiles a file; returns what ptxas says."""
-    return subprocess.run([args.nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-I.", "-DTRAIN_GPT_CUDA", "-gencode",
-                           f"arch=compute_{architecture},code=sm_{architecture}", "-Xptxas", "-v", "-cubin", "-o", cubin, source],
-                          capture_output=True, text=True, check=True).stderr
+    command = [args.nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-I.",
+               "-DTRAIN_GPT_CUDA", "-gencode",
+               f"arch=compute_{architecture},code=sm_{architecture}", "-Xptxas", "-v", "-cubin",
+               "-o", cubin, source]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode != 0:
+        raise SystemExit(f"{source}, sm_{architecture}: {run.stderr}")
+    return run.stderr
 
 
-def resources_on(architecture):
-    """{kernel: (registers, spilled bytes, static shared bytes)}"""
+def resources_of(architecture, source):
+    """{kernel: (registers, bytes of local memory that are spilled and read back or, if none are, of
+    arrays in it, static shared bytes)}"""
     found = {}
-    for source in sorted(glob.glob("device/*.cu") + glob.glob("kernels/**/*.cu", recursive=True)):
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as out:
-            log = compile_to(out.name, source, architecture)
-        for entry in re.split(r"Compiling entry function ", log)[1:]:
-            name = demangled(re.match(r"'(\S+)'", entry).group(1))
-            registers = int(re.search(r"Used (\d+) registers", entry).group(1))
-            spills = sum(map(int, re.findall(r"(\d+) bytes spill", entry)))
-            shared = re.search(r"(\d+) bytes smem", entry)
-            found[name] = (registers, spills, int(shared.group(1)) if shared else 0)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as out:
+        log = compile_to(out.name, source, architecture)
+    for entry in re.split(r"Compiling entry function ", log)[1:]:
+        name = demangled(re.match(r"'(\S+)'", entry).group(1))
+        registers = int(re.search(r"Used (\d+) registers", entry).group(1))
+        spills = sum(map(int, re.findall(r"(\d+) bytes spill", entry)))
+        # A stack frame without spills: an array whose index is no constant.
+        spills = spills or int(re.search(r"(\d+) bytes stack frame", entry).group(1))
+        shared = re.search(r"(\d+) bytes smem", entry)
+        found[name] = (registers, spills, int(shared.group(1)) if shared else 0)
     return found
 
 
 def resources():
-    """{kernel: (registers, spilled bytes, static shared bytes)}: one number, or one per architecture where they differ."""
-    def together(values):
-        return str(values[0]) if len(set(values)) == 1 else " / ".join(map(str, values))
-    each = [resources_on(architecture) for architecture in ARCHITECTURES]
-    return {name: tuple(together([found[name][i] for found in each if name in found]) for i in range(3)) for name in each[0]}
+    """{kernel: what resources_of has, each a list by architecture}"""
+    sources = sorted(glob.glob("device/*.cu") + glob.glob("kernels/**/*.cu", recursive=True))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        logs = [[pool.submit(resources_of, architecture, source) for source in sources]
+                for architecture in ARCHITECTURES]
+        each = [{name: of_kernel for log in logs_of_one for name, of_kernel in log.result().items()}
+                for logs_of_one in logs]
+    return {name: tuple([found[name][i] for found in each if name in found] for i in range(3))
+            for name in each[0]}
+
+
+def together(values):
+    """One number, or one per architecture where they differ."""
+    return str(values[0]) if len(set(values)) == 1 else " / ".join(map(str, values))
+
+
+def sass_of(cubin):
+    """{mangled name of a function: its SASS}"""
+    sass = subprocess.run(["nvdisasm", "-c", cubin], capture_output=True, text=True,
+                          check=True).stdout
+    return {text.split(":", 1)[0].strip(): text for text in sass.split("\n.text.")[1:]}
 
 
 def loops_of(sass):
     """The opcodes of each loop in a function's SASS: from a label to the branch back to it."""
     labels, opcodes = {}, []
+    instruction_line = r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\S+)(.*);"
     for line in sass.split("\n"):
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             labels[label.group(1)] = len(opcodes)
-        elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\S+)(.*);", line):
+        elif instruction := re.match(instruction_line, line):
             opcodes.append(instruction.group(1))
             target = re.search(r"`\((\.L_x_\d+)\)", instruction.group(2))
             if opcodes[-1].startswith("BRA") and target and target.group(1) in labels:
                 yield opcodes[labels[target.group(1)]:]
 
 
+def count_of(loop, prefix):
+    return sum(opcode.startswith(prefix) for opcode in loop)
+
+
 def softmax_instructions(architecture):
-    """Instructions per logit of the passes of loss_in_shared_memory<bf16>: copy, sum and gradient."""
-    passes = [("LDGSTS", "LDGSTS", None), ("LDS.128", "MUFU.EX2", "STG"), ("STG.E.128", "MUFU.EX2", None)]  # access, also in it, not in it
+    """Instructions per logit of the passes of loss_in_shared_memory<bf16, false, NoCap>: copy, sum,
+    gradient."""
+    # (access, what is also in the loop, what is not)
+    passes = [("LDGSTS", "LDGSTS", None), ("LDS.128", "MUFU.EX2", "STG"),
+              ("STG.E.128", "MUFU.EX2", None)]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         compile_to(cubin.name, "kernels/head_loss.cu", architecture)
-        sass = subprocess.run(["nvdisasm", "-c", cubin.name], capture_output=True, text=True, check=True).stdout
-    function = next(text for text in sass.split("\n.text.")[1:] if re.match(r"\S*loss_in_shared_memoryI\d+__nv_bfloat16", text))
+        functions = sass_of(cubin.name)
+    function = next(text for name, text in functions.items()
+                    if re.search(r"loss_in_shared_memoryI\d+__nv_bfloat16Lb0E\w*NoCap", name))
     found = []
     for access, needed, excluded in passes:
         most = (0, 0)  # accesses and instructions of the loop that is unrolled most
         for loop in loops_of(function):
-            count = lambda prefix: sum(opcode.startswith(prefix) for opcode in loop)
-            if count(needed) and not (excluded and count(excluded)):
-                most = max(most, (count(access), len(loop)))
+            if count_of(loop, needed) and not (excluded and count_of(loop, excluded)):
+                most = max(most, (count_of(loop, access), len(loop)))
         found.append(most[1] / (8 * most[0]))
     return found
 
@@ -133,66 +270,214 @@ def softmax_instructions(architecture):
 SOFTMAX_BEFORE = {"90": (2.6, 8.5, 8.0), "100": (2.0, 8.0, 8.1), "120": (1.8, 8.5, 8.0)}
 
 
-def statistics(**model):
-    """In a step of GPT-2 with these changes, {kernel: (launches, read, written, sectors per load, ideal, sectors per store, ideal, bank conflicts)}"""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {"run_dir": folder + "/run", "device": "cuda", "model.n_layer": 1, "model.n_head": H, "model.n_embd": C,
-                    "model.n_ctx": T, "model.vocab_size": V, "data.train": "synthetic", "data.val": "", "tokenizer.path": "",
-                    "batch.micro_batch": B, "batch.sequence_length": T, "batch.tokens_per_step": M, "precision.dtype": "bf16",
-                    "schedule.steps": 1, "schedule.tokens": 0, "schedule.warmup_steps": 0, "sampling.every": 0,
-                    "kernels.autotune": "off", "kernels.attention": "own", **{f"model.{key}": value for key, value in model.items()}}
-        overrides = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        environment = dict(os.environ, LD_LIBRARY_PATH=args.simulator, GPUSIM_STATS="1")
-        run = subprocess.run([args.program, "train", "configs/gpt2-124m.json", *overrides], capture_output=True, text=True,
-                             env=environment)
-    if run.returncode != 0:
-        raise SystemExit(run.stderr)
+def product_instructions(architecture):
+    """{kernel: (instructions, products with mma.sync)} of the shortest loop of each grouped product
+    on tensor cores, which multiplies a slice."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        compile_to(cubin.name, "kernels/experts/grouped_tile.cu", architecture)
+        functions = sass_of(cubin.name)
     found = {}
-    for block in run.stderr.split("gpusim stats: ")[1:]:
-        name = demangled(block.split("\n", 1)[0].strip())
-        launches = int(re.search(r"launches (\d+)", block).group(1))
-        loads = re.search(r"global loads: (\d+) bytes, \d+ requests, ([\d.]+) sectors/request \(ideal ([\d.]+)\)", block)
-        stores = re.search(r"global stores: (\d+) bytes, \d+ requests, ([\d.]+) sectors/request \(ideal ([\d.]+)\)", block)
-        conflicts = re.search(r"bank conflict degree ([\d.]+)", block)
-        found[name] = (launches, int(loads.group(1)), int(stores.group(1)), float(loads.group(2)), float(loads.group(3)),
-                       float(stores.group(2)), float(stores.group(3)), float(conflicts.group(1)))
+    for name, text in functions.items():
+        loops = [(len(loop), count_of(loop, "HMMA")) for loop in loops_of(text)]
+        found[demangled(name)] = min(loop for loop in loops if loop[1] > 0)
     return found
 
 
+class Counted:
+    """What the simulator counted of a kernel."""
+
+    def __init__(self, block):
+        def number(pattern):
+            return float(re.search(pattern, block).group(1))
+
+        def sectors(what):
+            found = re.search(what + r": \d+ bytes, \d+ requests, ([\d.]+) sectors/request "
+                              r"\(ideal ([\d.]+)\)", block)
+            return float(found.group(1)), float(found.group(2))
+        self.launches = int(number(r"launches (\d+)"))
+        self.bytes = number(r"global loads: (\d+)") + number(r"global stores: (\d+)")
+        self.instructions = number(r"warp instructions (\d+)")
+        self.loads, self.stores = sectors("global loads"), sectors("global stores")
+        self.conflicts = number(r"bank conflict degree ([\d.]+)")
+
+    def subtract(self, other):
+        """Leaves a run's last step. Sectors and conflicts stay those of the whole run."""
+        self.launches -= other.launches
+        self.bytes -= other.bytes
+        self.instructions -= other.instructions
+
+
+def counted_in_run(steps, changes):
+    """{kernel: Counted} of a run of a layer of GPT-2 with these changes."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"run_dir": folder + "/run", "device": "cuda", "model.n_layer": 1,
+                    "model.n_head": H, "model.n_embd": C, "model.n_ctx": T, "model.vocab_size": V,
+                    "data.train": "synthetic", "data.val": "", "tokenizer.path": "",
+                    "batch.micro_batch": B, "batch.sequence_length": T, "batch.tokens_per_step": M,
+                    "precision.dtype": "bf16", "schedule.steps": steps, "schedule.tokens": 0,
+                    "schedule.warmup_steps": 0, "sampling.every": 0, "kernels.autotune": "off",
+                    "kernels.attention": "own", **changes}
+        overrides = [word for key, value in settings.items()
+                     for word in ("--set", f"{key}={value}")]
+        environment = dict(os.environ, LD_LIBRARY_PATH=args.simulator, GPUSIM_STATS="1")
+        run = subprocess.run([args.program, "train", "configs/gpt2-124m.json", *overrides],
+                             capture_output=True, text=True, env=environment)
+    if run.returncode != 0:
+        raise SystemExit(run.stderr)
+    return {demangled(block.split("\n", 1)[0].strip()): Counted(block)
+            for block in run.stderr.split("gpusim stats: ")[1:]}
+
+
+def statistics(changes):
+    """{kernel: Counted} of a step: what a run of two steps counts more than a run of one, so that
+    what comes before the first step is not in it."""
+    before, found = counted_in_run(1, changes), counted_in_run(2, changes)
+    for name, counted in found.items():
+        if name in before:
+            counted.subtract(before[name])
+    return {name: counted for name, counted in found.items()
+            if counted.launches > 0 and not name.startswith("cub::")}  # CUDA's own sort
+
+
+def value_of(table, name):
+    return next((value for pattern, value in table if re.search(pattern, name)), None)
+
+
+def least_of_dense(name, counted):
+    least = value_of(LEAST, name)
+    return value_of(LEAST_OF_STEP, name) if least is None else least * counted.launches
+
+
+def least_of_mixture(name, counted):
+    least = value_of(LEAST_OF_MIXTURE, name)
+    if least is None:
+        return None
+    if len(least) != counted.launches:
+        raise SystemExit(f"{name}: {counted.launches} launches in a step, but LEAST_OF_MIXTURE has "
+                         f"{len(least)}: change one of its lists")
+    return sum(least)
+
+
+def ratio(counted, least):
+    return counted.bytes / least if least else 0
+
+
+def millions(number):
+    return format(number / 1e6, ".2f" if number >= 1e6 else ".3f")
+
+
+def paragraph(text):
+    print(textwrap.fill(" ".join(text.split()), 100, break_long_words=False,
+                        break_on_hyphens=False) + "\n")
+
+
+def print_table(found, least_of):
+    print("| kernel | launches | registers | spills | shared B | MB moved | least MB "
+          "| M instructions | load efficiency | store efficiency | bank conflicts |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for name in sorted(found):
+        counted, least = found[name], least_of(name, found[name])
+        of_kernel = compiled.get(name)
+        columns = [f"`{name}`", str(counted.launches),
+                   *(map(together, of_kernel) if of_kernel else "–––"),
+                   millions(counted.bytes), "" if least is None else millions(least),
+                   millions(counted.instructions)]
+        columns += ["–" if sectors == 0 else f"{min(100, 100 * ideal / sectors):.0f} %"
+                    for sectors, ideal in (counted.loads, counted.stores)]
+        columns.append("–" if counted.conflicts == 0 else format(counted.conflicts, ".2f"))
+        print("| " + " | ".join(columns) + " |")
+    print()
+
+
+mixture = {name: counted for name, counted in
+           (statistics(OTHER_MIXTURE) | statistics(MIXTURE)).items()
+           if re.search(OF_MIXTURE, name) or value_of(LEAST_OF_MIXTURE, name)}
+much = {name: ratio(counted, least_of_mixture(name, counted)) for name, counted in mixture.items()}
+much = {name: times for name, times in much.items() if times > MUCH}
+if unexplained := [name for name in much if value_of(REASONS, name) is None]:
+    raise SystemExit("".join(f"{name} moves {much[name]:.2f} times the least that it must move: "
+                             "spare the bytes, or add a reason to REASONS\n"
+                             for name in unexplained))
+dense = statistics({f"model.{key}": value for key, value in QWEN3.items()}) | statistics({})
 compiled = resources()
-moved = statistics(family="qwen3", n_kv_head=H_KV, head_size=C // H, n_ff=F, vocab_size=128256) | statistics()
+spilled = {name: of_kernel[1] for name, of_kernel in sorted(compiled.items()) if any(of_kernel[1])}
+
 print("# CUDA kernels without a GPU\n")
-print(f"Made by `scripts/kernel_report.py`: registers, spills and static shared memory as ptxas gives them for sm_{', sm_'.join(ARCHITECTURES)}")
-print("(one number where it is the same for all), and what a")
-print(f"simulated GPU counted in a training step of one layer of GPT-2 124M (C = {C}, {H} heads, vocabulary {V}, B = {B}, T = {T}, bf16),")
-print(f"for kernels that it lacks in one of a Qwen3 ({H_KV} key/value heads, hidden layer of {F}), and the warm-up before it. Bytes are those that threads ask for in a launch on average, whether a cache has them or not; the least is")
-print("what must be read and written once; where segments are looked up or rows of weights are read again, threads ask for more. Efficiency is ideal sectors over sectors; a bank conflict degree of 1 is none. No times:")
-print("[measurements.md](measurements.md#one-h100) has those that were measured. The simulator counts the bytes of asynchronous copies to shared memory (attention, the head, the backward pass of layer")
-print("norm) but not their sectors, so that load efficiency there speaks of the other loads alone.\n")
-print("| kernel | registers | spills | shared B | MB moved | least MB | load efficiency | store efficiency | bank conflicts |")
-print("|---|---|---|---|---|---|---|---|---|")
-for name in sorted(moved):
-    if name.startswith("cub::"):  # CUDA's own sort
-        continue
-    launches, read, written, load, load_ideal, store, store_ideal, conflicts = moved[name]
-    registers, spills, shared = compiled.get(name, ("–", "–", "–"))
-    least = next((bytes for pattern, bytes in LEAST if re.search(pattern, name)), None)
-    efficiency = ["–" if sectors == 0 else f"{min(100, 100 * ideal / sectors):.0f} %" for sectors, ideal in ((load, load_ideal), (store, store_ideal))]
-    print(f"| `{name}` | {registers} | {spills} | {shared} | {(read + written) / launches / 1e6:.2f} | "
-          f"{'' if least is None else format(least / 1e6, '.2f')} | {efficiency[0]} | {efficiency[1]} | "
-          f"{'–' if conflicts == 0 else format(conflicts, '.2f')} |")
-others = sorted(name for name in set(compiled) - set(moved) if not name.startswith("cub::"))
-print(f"\nKernels that this step does not use ({len(others)}): registers and spills.\n")
+paragraph(f"""Made by `scripts/kernel_report.py`: registers, spills and static shared memory as
+    ptxas gives them for sm_{', sm_'.join(ARCHITECTURES)} (one number where it is the same for all),
+    and what a simulated GPU counted in a training step of one layer of GPT-2 124M (C = {C}, {H}
+    heads, vocabulary {V}, B = {B}, T = {T}, bf16) and, for kernels that it lacks, in one of a Qwen3
+    ({H_KV} key/value heads, hidden layer of {F}, vocabulary {LONG_V}). All launches of
+    a step are added up.""")
+paragraph("""Bytes are those that threads ask for, whether a cache has them or not; a value that all
+    threads of a warp read counts for each. The least is what must be read and written once; where
+    segments are looked up or rows of weights are read again, threads ask for more. Instructions are
+    those of a warp, in PTX. Efficiency is ideal sectors over sectors; a bank conflict degree of 1
+    is none. No times: [measurements.md](measurements.md#one-h100) has those that were measured. The
+    simulator counts the bytes of asynchronous copies to shared memory (attention, grouped products,
+    the head, the backward pass of layer norm) but not their sectors, so that load efficiency there
+    speaks of the other loads alone.""")
+print_table(dense, least_of_dense)
+
+print("## A mixture of experts, windows and sinks\n")
+paragraph(f"""A step of one layer with {E} experts of {F_E}, {K} for a token ({R} rows), biases, a
+    shared expert of {F_E} with a gate, a balancing loss and a z-loss; {H_KV} key/value heads, a
+    window of {WINDOW} and sinks; the other sizes as above. `bias_kernel`, `drop_kernel` and what
+    `rope.cu` has are of a step with balancing by biases, a capacity of
+    {OTHER_MIXTURE["model.expert_capacity"]} and a norm of queries and keys over their whole width.
+    The least of a product counts each row, weight and result once, whichever tiles have it.""")
+print_table(mixture, least_of_mixture)
+paragraph(f"Why a kernel moves more than {MUCH} times its least:")
+reasons = {}
+for name in sorted(much):
+    reasons.setdefault(value_of(REASONS, name), []).append(f"`{name}` ({much[name]:.1f})")
+for reason, names in reasons.items():
+    print(textwrap.fill(f"- {', '.join(names)}: {reason}", 100, subsequent_indent="  ",
+                        break_long_words=False, break_on_hyphens=False))
+if shutil.which("nvdisasm"):
+    print()
+    paragraph("""SASS instructions of the loop in which a warp of a grouped product multiplies a
+        slice of 64 (with 128 products of 16×8×16), per product; and how many of a loop's
+        instructions are products.""")
+    products = [product_instructions(architecture) for architecture in ARCHITECTURES]
+    print("| kernel | " + " | ".join(f"sm_{a} | products" for a in ARCHITECTURES) + " |")
+    print("|---|" + "---|---|" * len(ARCHITECTURES))
+    for name in sorted(products[0]):
+        loops = [of_architecture[name] for of_architecture in products]
+        print(f"| `{name}` | " + " | ".join(f"{instructions / multiplies:.1f} | "
+                                            f"{100 * multiplies / instructions:.0f} %"
+                                            for instructions, multiplies in loops) + " |")
+
+print("\n## Spills\n")
+names = [f"`{name}` ({together(bytes_)})" for name, bytes_ in spilled.items()]
+of_experts = [name for name in compiled if re.search(OF_MIXTURE + r"|sink_gradient: ", name)]
+paragraph(f"""Of {len(compiled)} kernels {len(spilled)} spill registers to local memory or have
+    arrays there (bytes written and read back): {'; '.join(names) or 'none'}. Of the
+    {len(of_experts)} kernels of experts and sinks,
+    {sum(name in spilled for name in of_experts) or 'none'} does.""")
+
+others = sorted(name for name in set(compiled) - set(dense) - set(mixture)
+                if not name.startswith("cub::"))
+print(f"## Other kernels\n\nKernels that these steps do not use ({len(others)}): registers and "
+      "spills.\n")
 print("| kernel | registers | spills | shared B |")
 print("|---|---|---|---|")
 for name in others:
-    print(f"| `{name}` | {compiled[name][0]} | {compiled[name][1]} | {compiled[name][2]} |")
+    print(f"| `{name}` | {' | '.join(map(together, compiled[name]))} |")
 if shutil.which("nvdisasm"):
-    print("\nSASS instructions of the head's softmax per bf16 logit (`loss_in_shared_memory<bf16>`): those of each loop over a row, from its")
-    print("label to the branch back, over 8 for each 16-byte access to the row in it. Of the loops of a pass the one that is unrolled most counts.")
-    print("Before: until 2026-11-23, along the path of whole packs.\n")
-    print("| GPU | copy to shared memory | maximum and sum | gradient | all | before: copy | maximum and sum | gradient | all |")
+    print("\n## The head's softmax\n")
+    paragraph("""SASS instructions per bf16 logit (`loss_in_shared_memory<bf16, false, NoCap>`):
+        those of each loop over a row, from its label to the branch back, over 8 for each 16-byte
+        access to the row in it. Of the loops of a pass the one that is unrolled most counts.
+        Before: until 2026-11-23, along the path of whole packs.""")
+    print("| GPU | copy to shared memory | maximum and sum | gradient | all | before: copy "
+          "| maximum and sum | gradient | all |")
     print("|---|---|---|---|---|---|---|---|---|")
     for architecture in ARCHITECTURES:
         counts, before = softmax_instructions(architecture), SOFTMAX_BEFORE[architecture]
-        print(f"| sm_{architecture} | " + " | ".join(f"{count:.1f}" for count in [*counts, sum(counts), *before, sum(before)]) + " |")
+        numbers = [*counts, sum(counts), *before, sum(before)]
+        print(f"| sm_{architecture} | " + " | ".join(f"{count:.1f}" for count in numbers) + " |")
+
+if worse := [f"{name} spills {together(bytes_)} bytes" for name, bytes_ in spilled.items()
+             if max(bytes_) > KNOWN_SPILLS.get(name, 0)]:
+    raise SystemExit("\n".join(worse) + "\nGive them fewer values to hold, or change KNOWN_SPILLS")
