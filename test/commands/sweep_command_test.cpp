@@ -100,7 +100,7 @@ TEST_CASE("a sweep that a signal stops saves its runs, and the same command fini
     const TemporaryDirectory directory;
     const std::string folder = directory / "sweep";
     const Arguments command = sweep(
-        folder, {"--set", "schedule.steps=400", "--set", "sampling.every=0", "--set",
+        folder, {"--set", "schedule.steps=1600", "--set", "sampling.every=0", "--set",
                  "evaluation.every=0", "--vary", "optimizer.weight_decay=0,0.5,1", "--jobs", "2"});
     const int signal = random_int(0, 1) ? SIGINT : SIGTERM;
     const std::string first = folder + "/optimizer.weight_decay=0.0,seed=1337",
@@ -122,15 +122,15 @@ TEST_CASE("a sweep that a signal stops saves its runs, and the same command fini
     CHECK(runs_alive(folder).empty());
     for (const std::string& run : {first, second}) {
         REQUIRE(checkpoints_in(run).size() == 1);
-        CHECK(checkpoints_in(run).front() < 400);
+        CHECK(checkpoints_in(run).front() < 1600);
     }
     CHECK_FALSE(fs::exists(third + "/metrics.jsonl"));
     check_succeeds(train_gpt_with(command));
     const std::string alone = directory / "alone";
     check_succeeds(train_gpt_with(Workplace::get().train(
-        alone, {"--set", "schedule.steps=400", "--set", "sampling.every=0", "--set",
+        alone, {"--set", "schedule.steps=1600", "--set", "sampling.every=0", "--set",
                 "evaluation.every=0", "--set", "optimizer.weight_decay=0.5"})));
-    check_same_state(alone, second, 400);
+    check_same_state(alone, second, 1600);
 }
 
 TEST_CASE("the runs of a sweep that is killed save and end", "[cli][sweep]") {
