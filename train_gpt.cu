@@ -104,6 +104,7 @@ void train_steps(Run& run) {
             break;
         }
         run.update();
+        run.save_in_background();
 
         // Outcomes of the steps so far, then whatever is due between two steps
         const Run::Pause pause = run.next_pause();
@@ -175,6 +176,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     config.batch.micro_batch = decided.micro_batch;
     config.parallel.zero = decided.zero;
     config.parallel.sums = decided.sums;
+    config.checkpoint.async = decided.saves_in_background;
     const double peak_flops =
         decided.peak_flops > 0 ? decided.peak_flops
                                : measure_peak_flops(device, decided.dtype, kernel_settings(given));

@@ -59,6 +59,8 @@ const char* name_of(Purpose purpose) {
             return "workspaces";
         case Purpose::staging:
             return "staging";
+        case Purpose::saving:
+            return "saving";
         case Purpose::count:
             break;
     }

@@ -23,9 +23,14 @@ enum class Purpose : uint8_t {
     kv_cache,     // sampling
     workspaces,   // scratch of kernels and libraries
     staging,      // host memory, pinned for a GPU: token batches, results read back
+    saving,       // the same: the state of which a checkpoint is written
     count
 };
 const char* name_of(Purpose purpose);
+/// Whether memory for it is the host's, whatever the device.
+constexpr bool is_on_host(Purpose purpose) {
+    return purpose == Purpose::staging || purpose == Purpose::saving;
+}
 
 class Arena {
   public:
@@ -39,7 +44,7 @@ class Arena {
     Arena& operator=(Arena&&) = delete;
 
     /// Memory aligned to 64 bytes on a CPU and 256 bytes on a GPU: host memory for
-    /// Purpose::staging, otherwise device memory. It is not touched: on a CPU, pages are allocated
+    /// Purpose::staging and saving, otherwise device memory. It is not touched: on a CPU, pages are allocated
     /// at the first write.
     void* take(size_t bytes, Purpose purpose);
     Tensor tensor(DType dtype, std::initializer_list<int64_t> shape, Purpose purpose);
@@ -58,7 +63,7 @@ class Arena {
 
     explicit Arena(Device device) : device_(device) {}
     Region& region_of(Purpose purpose) {
-        return device_.is_cuda() && purpose == Purpose::staging ? pinned_ : device_memory_;
+        return device_.is_cuda() && is_on_host(purpose) ? pinned_ : device_memory_;
     }
 
     Device device_;

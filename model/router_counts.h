@@ -87,6 +87,8 @@ class RouterCounts {
     /// The counts from which the load follows, for checkpoints. After all work on the device.
     std::vector<int32_t> last_counts() const;
     void set_last_counts(const std::vector<int32_t>& counts);
+    /// Where they are on the device, int32 [routers, n_expert].
+    const Tensor& last_on_device() const { return last_; }
 
     /// Submits the copy of the counts to memory on the host, `place` 0 or 1. report() is what has
     /// arrived there.

@@ -125,6 +125,14 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     decided.micro_batch = chosen.micro_batch;
     decided.recompute = recompute_from(chosen.recompute);
     decided.zero = chosen.zero.value();
+    const std::string saves = first_for_all(world, [&]() -> std::string {
+        Config chosen_config = shape.config;
+        chosen_config.batch.micro_batch = decided.micro_batch;
+        chosen_config.parallel.zero = decided.zero;
+        const RunShape with(chosen_config, spec, decided.dtype, decided.recompute, world.size());
+        return saves_in_background(with, device, available(), world.local_size()) ? "yes" : "";
+    });
+    decided.saves_in_background = !saves.empty();
     return decided;
 }
 

@@ -28,6 +28,7 @@ struct Decisions {
     int micro_batch = 0;
     int zero = 1;
     GradientSums sums = GradientSums::exact;
+    bool saves_in_background = false;
     // If `zero` was chosen by them: bytes per second along the data axis, and FLOP/s of products.
     double link = 0, peak_flops = 0;
     Choices kept;  // given choices, else kept_choices()

@@ -161,16 +161,21 @@ void Optimizer::begin_step(Stream& stream) {
 void Optimizer::update(Stream& stream, OptimizerStep args, float scale, float clip) {
     parameters_.gradients.finish(stream);
     parameters_.weights.finish(stream);
+    if (state_copy_) state_copy_->hold_others(stream);
     if (grids_)
         find_exact_norm(stream, scale, clip);
     else
         find_norm(stream, scale, clip);
     watch_step(stream, scale);
     args.adamw.state = args.muon.state = state_;
-    if (muon_) muon_->find_directions(stream, args.muon);
+    if (muon_) {
+        if (state_copy_) state_copy_->hold_all(stream);
+        muon_->find_directions(stream, args.muon);
+    }
     for (size_t b = 0; b < adamw_segments_.size(); ++b) {
         {
             const TraceSpan span(TraceTrack::device, stream, "update bucket", static_cast<int>(b));
+            if (state_copy_) state_copy_->hold_bucket(stream, b);
             adamw(stream, adamw_segments_[b], args.adamw);
             if (muon_) muon_->update(stream, b, args.muon);
             balance_biases(stream, balance_segments_[b], args.balance_rate, state_);

@@ -10,6 +10,7 @@
 #include "kernels/spikes.h"
 #include "model/router_counts.h"
 #include "parallel/state/parameters.h"
+#include "parallel/state/state_copy.h"
 #include "training/config/config.h"
 #include "training/muon.h"
 
@@ -76,6 +77,9 @@ class Optimizer {
     /// nothing until clear_overflow().
     void update(Stream& stream, OptimizerStep args, float scale, float clip);
 
+    /// From now on, updates wait until the copy has read what they change.
+    void wait_for(const StateCopy& copy) { state_copy_ = &copy; }
+
     /// The scratch memory that an update needs.
     size_t scratch_bytes(const Stream& stream) const;
     /// Runs the matrix products of an update once.
@@ -87,6 +91,7 @@ class Optimizer {
     StepState state() const;
     /// These wait for all work on the device.
     SpikeHistory spike_history() const;
+    const SpikeHistory* spike_history_on_device() const { return history_; }
     void set_spike_history(const SpikeHistory& history);
     /// At one of the last two spikes, counted from 1, the tensor whose norm has grown most since
     /// the last step that was neither computed again nor stopped the run, and by what factor.
@@ -131,6 +136,7 @@ class Optimizer {
     SpikeHistory* history_ = nullptr;
     bool skips_spikes_;
     std::optional<Muon> muon_;
+    const StateCopy* state_copy_ = nullptr;
     // Sums of squares [tensors_] of the step before; and [2, 2, tensors_] of the last two spikes
     // and before them.
     double *squares_before_ = nullptr, *kept_squares_ = nullptr;

@@ -93,6 +93,7 @@ void Run::begin_step() {
     if (ranks() > 1 &&
         (interrupted() || parts_.watch.found_damage() || (first_rank() && out_of_time())))
         trainer.request_stop();
+    checkpoints_.begin_step();
     trainer.clock.begin(trainer.stream);
     sent_before_ = start_.mesh.bytes_sent();
     since_step_start_.restart();
@@ -130,6 +131,10 @@ void Run::update() {
     set_steps(checkpoints_.saved_step(), step_);
 }
 
+void Run::save_in_background() {
+    if (save_due() && saves_beside()) checkpoints_.begin_save(step_);
+}
+
 // ---- After a step -------------------------------------------------------------------------------
 
 Run::Pause Run::next_pause() const {
@@ -139,7 +144,7 @@ Run::Pause Run::next_pause() const {
             .evaluates =
                 !replays && start_.data.evaluations().validation && due(config.evaluation.every),
             .samples = !replays && start_.data.tokenizer() && due(config.sampling.every),
-            .saves = !replays && due(config.checkpoint.every),
+            .saves = save_due() && !saves_beside() && checkpoints_.save_of_step() != step_,
             .ends_profile = parts_.profile.ends_after(step_ - first_step_),
             .ends_trace = parts_.trace.ends_after(step_ - first_step_),
             .stops = step_ == stop_at_};
@@ -162,6 +167,7 @@ void Run::settle_until(int64_t may_remain) {
             return trainer.outcome();
         }();
         --in_flight_;
+        if (outcome.state.overflow || outcome.state.stop) checkpoints_.forget_from(number);
         if (outcome.state.overflow && !outcome.state.stop) return go_back_before(number);
         const auto targets = static_cast<double>(start_.schedule.tokens_of(number - 1));
         checkpoints_.add_loss(number, outcome.sums.loss / targets);
@@ -178,6 +184,10 @@ void Run::settle_until(int64_t may_remain) {
         if (outcome.state.spike)
             reports_.progress.warn(describe_spike(start_, parts_.loader, number, outcome));
         reports_.add(number, outcome, trainer.clock);
+        if (checkpoints_.take_outcome(number, outcome.sums.save_progress)) {
+            set_steps(checkpoints_.saved_step(), step_);
+            write_report();
+        }
     }
 }
 
@@ -280,6 +290,12 @@ void Run::print_samples(uint64_t first, int count) {
 
 void Run::save() {
     require_folder();
+    if (checkpoints_.in_background()) {
+        checkpoints_.finish_background();
+        checkpoints_.begin_save(step_);
+        checkpoints_.take_outcome(step_, 0);
+        return write_report();
+    }
     const std::string trouble = checkpoints_.save_or_reason(parts_.folder.path(), step_);
     if (!trouble.empty())
         reports_.progress.warn(

@@ -62,6 +62,8 @@ class Run {
     void drop_step();
     /// Applies AdamW with the step's learning rate and the mean gradient over its tokens.
     void update();
+    /// After update(): begins to save the step in the background, if that is due and possible.
+    void save_in_background();
 
     // ---- After a step ---------------------------------------------------------------------------
 
@@ -89,7 +91,8 @@ class Run {
     bool evaluate();
     /// Prints one sample.
     void sample();
-    /// Writes a checkpoint. Only warns if that fails: the run tries again when the next is due.
+    /// Writes a checkpoint, or begins to write it in the background after the save before has
+    /// ended. Only warns if that fails: the run tries again when the next is due.
     void save();
     void end_pause();
     /// Checks whether the run ends before its schedule does.
@@ -116,6 +119,9 @@ class Run {
     bool samples_here() const {
         return first_rank() || !start_.trainer.parameters.holds_whole_model();
     }
+    bool save_due() const { return !start_.replays && due(start_.given.checkpoint.every); }
+    /// A save in the background follows only when the one before has ended.
+    bool saves_beside() const { return checkpoints_.in_background() && !checkpoints_.is_saving(); }
     bool due(int64_t every) const { return every > 0 && step_ % every == 0 && step_ < steps_; }
     bool fingerprints_due() const;
     bool out_of_time() const;

@@ -20,7 +20,9 @@ RunCheckpoints::RunCheckpoints(const RunStart& start, const RunFolder& folder, S
       watch_(watch),
       reports_(reports),
       saved_step_(start.first_step()),
-      losses_(start.data.spec().vocab_size) {
+      losses_(start.data.spec().vocab_size),
+      background_(start, folder),
+      same_bits_(attention_of_ranks(start.trainer.stream, world()).same_bits) {
     if (start_.resumes)
         losses_.read_text(first_for_all(world(), [&] {
             losses_.replay(start_.given.run_dir, start_.first_step());
@@ -38,25 +40,40 @@ void RunCheckpoints::end_losses() {
 }
 
 std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step) {
+    finish_background();
     if (saved_step_ == step || start_.replays) return "";
     start_.trainer.parameters.weights.gather_rest(start_.trainer.stream);
-    const Config& config = start_.given;
     world().activity().phase = "checkpoint";
-    const bool same_bits = attention_of_ranks(start_.trainer.stream, world()).same_bits;
+    const Trainer& trainer = start_.trainer;
+    const Grids* grids = trainer.parameters.grids();
     try {
-        save_checkpoint(run_dir,
-                        {step, config, start_.data.spec(), start_.trainer.parameters,
-                         start_.data.tokenizer(), start_.choices, start_.schedule.position(step),
-                         start_.tokens, start_.trainer.optimizer.spike_history(),
-                         start_.trainer.routers.last_counts(), same_bits},
-                        start_.mesh);
+        save_checkpoint(
+            run_dir,
+            {.step = step,
+             .config = start_.given,
+             .spec = start_.data.spec(),
+             .parameters = trainer.parameters,
+             .tokenizer = start_.data.tokenizer(),
+             .choices = start_.choices,
+             .position = start_.schedule.position(step),
+             .tokens = start_.tokens,
+             .spikes = trainer.optimizer.spike_history(),
+             .routers = trainer.routers.last_counts(),
+             .grids = grids && grids->known() ? grids->exponents() : std::vector<int32_t>(),
+             .deterministic = same_bits_},
+            start_.mesh);
     } catch (const Error& error) {
         return concat("step ", step, " of ", start_.schedule.steps(),
                       " is not saved: ", error.what());
     }
-    saved_step_ = step;
-    set_steps(saved_step_, step);
     losses_.saved(step);
+    saved(step);
+    set_steps(saved_step_, step);
+    return "";
+}
+
+void RunCheckpoints::saved(int64_t step) {
+    saved_step_ = step;
     reports_.history.checkpoint(step);
     try {
         watch_.settle();  // damage that it finds ends the run at the next check
@@ -64,15 +81,39 @@ std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step
         reports_.progress.warn(error.what());
     }
     prune();
-    return "";
+}
+
+void RunCheckpoints::begin_save(int64_t step) { background_.begin(step, same_bits_); }
+
+bool RunCheckpoints::take_outcome(int64_t step, double progress) {
+    if (!in_background()) return false;
+    if (background_.step() == step) losses_.saved(step);
+    const std::optional<BackgroundSave::End> end = background_.take_outcome(step, progress);
+    if (end) take_end(*end);
+    return end.has_value();
+}
+
+void RunCheckpoints::finish_background() {
+    if (const std::optional<BackgroundSave::End> end = background_.finish()) take_end(*end);
+}
+
+void RunCheckpoints::take_end(const BackgroundSave::End& end) {
+    if (end.trouble.empty()) return saved(end.step);
+    losses_.not_saved(end.step);
+    reports_.progress.warn(concat("step ", end.step, " of ", start_.schedule.steps(),
+                                  " is not saved: ", end.trouble,
+                                  "; training continues, and the next checkpoint is written when "
+                                  "it is due"));
 }
 
 /// Deletes checkpoints that are not to be kept, if this start of the run has saved any.
 void RunCheckpoints::prune() try {
     const Config& config = start_.given;
-    if (start_.on_first_rank() && saved_step_ > start_.first_step() && folder_.in_place())
-        prune_checkpoints(config.run_dir, config.checkpoint.keep, watch_.sound_step(),
-                          losses_.sane_checkpoint());
+    if (!start_.on_first_rank() || saved_step_ <= start_.first_step() || !folder_.in_place())
+        return;
+    if (!in_background()) remove_unfinished_checkpoints(config.run_dir);
+    prune_checkpoints(config.run_dir, config.checkpoint.keep, watch_.sound_step(),
+                      losses_.sane_checkpoint());
 } catch (const Error& error) {
     reports_.progress.warn(error.what());  // the next save tries again
 }

@@ -3,8 +3,10 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
+#include "training/background_save.h"
 #include "training/files/run_folder.h"
 #include "training/run_reports.h"
 #include "training/run_start.h"
@@ -29,8 +31,25 @@ class RunCheckpoints {
     void end_losses();
 
     /// Writes the checkpoint of a step unless it exists, or the run replays another one. Returns
-    /// why that failed; empty on success.
+    /// why that failed; empty on success. A save in the background ends before.
     std::string save_or_reason(const std::filesystem::path& run_dir, int64_t step);
+
+    /// Whether checkpoints are written in the background.
+    bool in_background() const { return background_.possible(); }
+    bool is_saving() const { return save_of_step().has_value(); }
+    /// The step that is being saved in the background.
+    std::optional<int64_t> save_of_step() const { return background_.step(); }
+    /// After the update of a step has been submitted: begins to save it in the background.
+    void begin_save(int64_t step);
+    /// Before each step.
+    void begin_step() { background_.show_progress(); }
+    /// Takes the outcome of a step that has not failed; progress: StepSums::save_progress. Returns
+    /// whether a save has ended.
+    bool take_outcome(int64_t step, double progress);
+    /// The step, and those after it, have changed nothing.
+    void forget_from(int64_t step) { background_.forget_from(step); }
+    /// Waits for a save in the background. The outcomes of all steps have been taken.
+    void finish_background();
 
     /// Sets aside the checkpoints that may have been trained on damaged data, so that the newest
     /// one left was trained on verified data. Returns what to print about it.
@@ -43,6 +62,8 @@ class RunCheckpoints {
 
   private:
     const World& world() const { return start_.mesh.world(); }
+    void saved(int64_t step);
+    void take_end(const BackgroundSave::End& end);
     void prune();
 
     const RunStart& start_;
@@ -51,6 +72,8 @@ class RunCheckpoints {
     RunReports& reports_;
     int64_t saved_step_;
     LossWatch losses_;
+    BackgroundSave background_;
+    const bool same_bits_;  // AttentionUse::same_bits of all ranks
 };
 
 }  // namespace train_gpt

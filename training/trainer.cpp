@@ -102,14 +102,25 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
     stream.scratch_bytes = std::max({model.scratch_bytes(stream), generator().scratch_bytes(stream),
                                      optimizer.scratch_bytes(stream)});
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
-    stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
-    if (!arena.is_counting()) *stop_request_ = 0;
+    requests_ = static_cast<double*>(arena.take(2 * sizeof(double), Purpose::staging));
+    if (!arena.is_counting()) requests_[0] = requests_[1] = 0;
     const size_t bytes = kept_micro_batches * sizeof(double);
     losses_ = static_cast<double*>(arena.take(bytes, Purpose::workspaces));
     kept_losses_ = static_cast<double*>(arena.take(2 * bytes, Purpose::workspaces));
     loader_memory =
         arena.take(TrainLoader::buffer_bytes(loader_options(shape.config, shape.mesh, rank)),
                    Purpose::staging);
+    if (!shape.config.saves_in_background()) return;
+    std::vector<StateCopy::Other> beside(3);
+    beside[saved_spikes] = {optimizer.spike_history_on_device(), sizeof(SpikeHistory)};
+    if (routers)
+        beside[saved_router_counts] = {routers.last_on_device().data,
+                                       routers.last_on_device().bytes()};
+    if (const Grids* grids = parameters.grids())
+        beside[saved_grids] = {grids->exponents_on_device().data(),
+                               grids->exponents_on_device().size_bytes()};
+    state_copy.emplace(arena, parameters, beside);
+    optimizer.wait_for(*state_copy);
 }
 
 void Trainer::connect(const Mesh& mesh) {
@@ -184,7 +195,9 @@ void Trainer::add_losses(const TokenBatch& batch, int micro_batch) {
 }
 
 void Trainer::update(const OptimizerStep& args, float scale, float clip) {
-    copy(stream, &sums()->stop_requests, stop_request_, sizeof *stop_request_);
+    static_assert(offsetof(StepSums, save_progress) ==
+                  offsetof(StepSums, stop_requests) + sizeof(double));
+    copy(stream, &sums()->stop_requests, requests_, 2 * sizeof *requests_);
     const StepSubmission submission;
     const TraceSpan host(TraceTrack::host, "update"), span(TraceTrack::device, stream, "update");
     const StepClock::Interval interval(&clock, stream, StepPhase::optimizer);

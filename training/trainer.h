@@ -12,6 +12,7 @@
 #include "model/pipeline.h"
 #include "model/router_counts.h"
 #include "parallel/mesh.h"
+#include "parallel/state/state_copy.h"
 #include "parallel/step_clock.h"
 #include "training/batch_feed.h"
 #include "training/config/layout.h"
@@ -69,7 +70,9 @@ struct Trainer {
 
     /// Requests that the run stop after the next step. All ranks see the request in the outcome of
     /// that step.
-    void request_stop() { *stop_request_ = 1; }
+    void request_stop() { requests_[0] = 1; }
+    /// What this rank adds to StepSums::save_progress in the steps that end from now on.
+    void show_save_progress(int progress) { requests_[1] = progress; }
     /// Begins a step. This rank has `micro_batches` micro-batches, and no rank has more than
     /// `most`.
     void begin_step(int micro_batches, int most);
@@ -121,6 +124,10 @@ struct Trainer {
     EvaluationBatch evaluation_batch;
     OutcomeQueue outcomes;
     StepClock clock;
+    /// Present if checkpoints are written in the background (Config::saves_in_background).
+    std::optional<StateCopy> state_copy;
+    /// What it copies beside the masters and slots: StateCopy::other().
+    enum SavedBeside : size_t { saved_spikes, saved_router_counts, saved_grids };
     void* loader_memory = nullptr;  // TrainLoader's ring of batches
 
   private:
@@ -132,7 +139,7 @@ struct Trainer {
 
     std::optional<Generator> cached_generator_;
     std::optional<PassGenerator> pass_generator_;
-    double* stop_request_ = nullptr;  // in host memory
+    double* requests_ = nullptr;  // in host memory: for stop_requests and save_progress
     /// A rank's micro-batches of a step whose losses are kept at a spike: the first ones.
     static constexpr int kept_micro_batches = 4096;
     // The sum of the losses of each micro-batch; and [2] of those of the last two spikes.

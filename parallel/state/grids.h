@@ -101,6 +101,10 @@ class Grids {
 
     /// All exponents [layout().blocks()], after all work on the device.
     std::vector<int32_t> exponents() const;
+    /// Where they are on the device, one after the other.
+    std::span<const int32_t> exponents_on_device() const {
+        return {exponents_, static_cast<size_t>(layout_.blocks())};
+    }
     /// Whether there are grids: from begin() or set_exponents().
     bool known() const { return known_; }
     void set_exponents(Stream& stream, std::span<const int32_t> exponents);

@@ -336,6 +336,7 @@ struct Config {
     struct Checkpoint {
         int64_t every = 1000;  // steps; 0: only at the end
         int keep = 2;          // how many of the newest checkpoints are kept; 0: all
+        OneOf<std::optional<bool>> async = {};  // auto: on a GPU; on a CPU if the copy fits
     } checkpoint;
 
     struct Evaluation {
@@ -400,6 +401,10 @@ struct Config {
     }
     /// Micro-batches of the largest step over all ranks: tokens_per_step / (micro_batch ·
     /// sequence_length). micro_batch must be given or have been chosen.
+    /// Whether training goes on while checkpoints are written, once checkpoint.async is decided.
+    bool saves_in_background() const {
+        return checkpoint.every > 0 && checkpoint.async == std::optional(true);
+    }
     int64_t micro_batches_per_step() const {
         assert(batch.micro_batch > 0);
         return batch.tokens_per_step / (int64_t{batch.micro_batch} * sequence_length());

@@ -90,123 +90,144 @@ ReadParameter masters_in(const fs::path& checkpoint, const std::vector<Parameter
     };
 }
 
-/// The model's weights into a checkpoint's folder; returns the names of the files. The weights are
-/// the masters, rounded: where this rank does not hold all of them they are read from the
-/// optimizer's files, which all ranks have written.
-std::vector<std::string> write_weights(const fs::path& directory,
-                                       const CheckpointContents& contents, Activity& activity) {
-    const ParameterStore& parameters = contents.parameters;
-    ReadParameter read = [&](const Parameter& p, int64_t first, std::span<float> values) {
-        parameters.state.read_weights(parameters.index_of(p.name), first, values);
-    };
-    if (!parameters.holds_whole_model())
-        read = masters_in(directory, registry_of(contents.spec).parameters);
-    const auto pulsing = [&](const Parameter& p, int64_t first, std::span<float> values) {
-        activity.pulse();
-        read(p, first, values);
-    };
-    const StoredModel model = stored_model(contents, pulsing);
-    return write_model(directory, model, model.dtype);
-}
-
 /// Sizes and hashes of files, as in a manifest.
-std::string hashes_of(const std::vector<fs::path>& files, Activity& activity) {
+std::string hashes_of(const std::vector<fs::path>& files, const Pulse& pulse) {
     Json hashes = Json::object();
     for (const fs::path& file : files)
         hashes[file.filename().string()] = {{"bytes", fs::file_size(file)},
-                                            {"xxh3", hash_file(file, [&] { activity.pulse(); })}};
+                                            {"xxh3", hash_file(file, pulse)}};
     return to_text(hashes);
+}
+
+/// Calls `write`, which works on a checkpoint, and says in its errors of which.
+template <class Write>
+auto writing(const fs::path& checkpoint, const Write& write) {
+    try {
+        return write();
+    } catch (const fs::filesystem_error& error) {
+        throw Error("cannot write the checkpoint ", checkpoint.string(), ": ",
+                    error.code().message());
+    }
 }
 
 }  // namespace
 
+CheckpointFiles::CheckpointFiles(const fs::path& run_dir, const CheckpointContents& contents,
+                                 Pulse pulse)
+    : run_dir_(run_dir),
+      directory_(run_dir / (step_name(contents.step) + ".tmp")),
+      contents_(contents),
+      pulse_(std::move(pulse)) {}
+
+void CheckpointFiles::make_place() const {
+    writing(path(), [&] { make_directory(directory_); });
+}
+
+void CheckpointFiles::remove_place() const {
+    writing(path(), [&] { fs::remove_all(directory_); });
+}
+
+void CheckpointFiles::give_up() const {
+    std::error_code ignored;
+    fs::remove_all(directory_, ignored);
+}
+
+std::string CheckpointFiles::write_own(bool first_rank) const {
+    return writing(path(), [&] {
+        const CheckpointContents& c = contents_;
+        const ParameterStore& parameters = c.parameters;
+        std::vector<fs::path> files;
+        const auto add = [&](const std::string& name) {
+            return files.emplace_back(directory_ / name);
+        };
+        const Sharding& s = parameters.sharding();
+        const int shards = s.is_split() ? s.size : 1;
+        if (!s.is_copy()) {
+            char name[64];
+            std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors",
+                          (s.pipeline * shards + s.rank) * s.tensors + s.tensor,
+                          s.pipelines * shards * s.tensors);
+            write_optimizer_file(add(name), parameters, c.copy, pulse_);
+        }
+        if (!first_rank) return hashes_of(files, pulse_);
+        write_file(add("train_gpt.json"), to_json(c.config));
+        write_choices(directory_, c.choices);
+        add("choices.json");
+        if (!c.grids.empty()) add(write_grids(directory_, parameters.grids()->layout(), c.grids));
+        if (c.spikes) add(write_spikes(directory_, *c.spikes));
+        if (!c.routers.empty()) add(write_routers(directory_, c.spec.experts.n_expert, c.routers));
+        if (c.position) {
+            write_position(directory_, *c.position);
+            add("position.json");
+        }
+        if (c.tokenizer)
+            for (const std::string& name : write_tokenizer(directory_, *c.tokenizer, c.spec.n_ctx))
+                add(name);
+        return hashes_of(files, pulse_);
+    });
+}
+
+std::string CheckpointFiles::write_weights(bool from_files) const {
+    return writing(path(), [&] {
+        const ParameterStore& parameters = contents_.parameters;
+        ReadParameter read = [&](const Parameter& p, int64_t first, std::span<float> values) {
+            parameters.state.read_weights(parameters.index_of(p.name), first, values);
+        };
+        if (from_files) read = masters_in(directory_, registry_of(contents_.spec).parameters);
+        const auto pulsing = [&](const Parameter& p, int64_t first, std::span<float> values) {
+            pulse_();
+            read(p, first, values);
+        };
+        const StoredModel model = stored_model(contents_, pulsing);
+        std::vector<fs::path> files;
+        for (const std::string& name : write_model(directory_, model, model.dtype))
+            files.push_back(directory_ / name);
+        return hashes_of(files, pulse_);
+    });
+}
+
+void CheckpointFiles::complete(const std::vector<std::string>& hashes) const {
+    writing(path(), [&] {
+        Json manifest = {{"format", "train_gpt checkpoint"},
+                         {"format_version", version_needed(contents_)},
+                         {"program", version()},
+                         {"step", contents_.step},
+                         {"deterministic", contents_.deterministic},
+                         {"files", Json::object()}};
+        for (const std::string& of_rank : hashes) manifest["files"].update(parse_json(of_rank));
+        write_file(directory_ / "manifest.json", to_text(manifest, 2) + "\n");
+        sync_directory(directory_);
+
+        // Replaces a checkpoint of the same step, if the run was resumed from an older one.
+        fs::remove_all(path());
+        fs::rename(directory_, path());
+        sync_directory(run_dir_);
+    });
+}
+
 fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& contents,
                          const Mesh& mesh) {
     const World& world = mesh.world();
-    const fs::path final_path = checkpoint_path(run_dir, contents.step);
-    const fs::path directory = run_dir / (step_name(contents.step) + ".tmp");
-    const ParameterStore& parameters = contents.parameters;
-    Activity& activity = world.activity();
-    const bool root = world.rank() == 0, holds_model = parameters.holds_whole_model();
+    const CheckpointFiles files(run_dir, contents, [&] { world.activity().pulse(); });
+    const bool root = world.rank() == 0, holds_model = contents.parameters.holds_whole_model();
     try {
         first_for_all(world, [&] {
-            fs::remove_all(directory);
-            make_directory(directory);
+            files.remove_place();
+            files.make_place();
             return "";
         });
-        std::vector<std::string> entries = together(world, [&] {
-            std::vector<fs::path> files;
-            const auto add = [&](const std::string& name) {
-                return files.emplace_back(directory / name);
-            };
-            const Sharding& s = parameters.sharding();
-            const int shards = s.is_split() ? s.size : 1;
-            if (!s.is_copy()) {
-                char name[64];
-                std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors",
-                              (s.pipeline * shards + s.rank) * s.tensors + s.tensor,
-                              s.pipelines * shards * s.tensors);
-                write_optimizer_file(add(name), parameters, activity);
-            }
-            if (root) {
-                if (holds_model)
-                    for (const std::string& name : write_weights(directory, contents, activity))
-                        add(name);
-                write_file(add("train_gpt.json"), to_json(contents.config));
-                write_choices(directory, contents.choices);
-                add("choices.json");
-                if (const Grids* grids = parameters.grids(); grids && grids->known())
-                    add(write_grids(directory, *grids));
-                if (contents.spikes) add(write_spikes(directory, *contents.spikes));
-                if (!contents.routers.empty())
-                    add(write_routers(directory, contents.spec.experts.n_expert, contents.routers));
-                if (contents.position) {
-                    write_position(directory, *contents.position);
-                    add("position.json");
-                }
-                if (contents.tokenizer)
-                    for (const std::string& name :
-                         write_tokenizer(directory, *contents.tokenizer, contents.spec.n_ctx))
-                        add(name);
-            }
-            return hashes_of(files, activity);
-        });
+        std::vector<std::string> hashes = together(world, [&] { return files.write_own(root); });
         // Where no rank holds all weights, they are made from what each has written.
-        if (!holds_model)
-            entries.push_back(first_for_all(world, [&] {
-                std::vector<fs::path> files;
-                for (const std::string& name : write_weights(directory, contents, activity))
-                    files.push_back(directory / name);
-                return hashes_of(files, activity);
-            }));
+        hashes.push_back(first_for_all(world, [&] { return files.write_weights(!holds_model); }));
         first_for_all(world, [&] {
-            Json manifest = {{"format", "train_gpt checkpoint"},
-                             {"format_version", version_needed(contents)},
-                             {"program", version()},
-                             {"step", contents.step},
-                             {"deterministic", contents.deterministic},
-                             {"files", Json::object()}};
-            for (const std::string& entry : entries) manifest["files"].update(parse_json(entry));
-            write_file(directory / "manifest.json", to_text(manifest, 2) + "\n");
-            sync_directory(directory);
-
-            // Replaces a checkpoint of the same step, if the run was resumed from an older one.
-            fs::remove_all(final_path);
-            fs::rename(directory, final_path);
-            sync_directory(run_dir);
+            files.complete(hashes);
             return "";
         });
-    } catch (const fs::filesystem_error& error) {
-        std::error_code ignored;
-        if (root) fs::remove_all(directory, ignored);
-        throw Error("cannot write the checkpoint ", final_path.string(), ": ",
-                    error.code().message());
     } catch (...) {
-        std::error_code ignored;
-        if (root) fs::remove_all(directory, ignored);
+        if (root) files.give_up();
         throw;
     }
-    return final_path;
+    return files.path();
 }
 
 std::vector<fs::path> list_checkpoints(const fs::path& run_dir) {
@@ -219,8 +240,7 @@ fs::path checkpoint_path(const fs::path& run_dir, int64_t step) {
     return run_dir / step_name(step);
 }
 
-void prune_checkpoints(const fs::path& run_dir, int keep, int64_t sound_step,
-                       std::optional<int64_t> sane_step) {
+void remove_unfinished_checkpoints(const fs::path& run_dir) {
     std::error_code ignored;
     std::vector<fs::path> doomed;
     for (fs::directory_iterator entry(run_dir, ignored), end; entry != end;
@@ -228,6 +248,11 @@ void prune_checkpoints(const fs::path& run_dir, int keep, int64_t sound_step,
         if (entry->path().extension() == ".tmp" && step_of_name(entry->path().stem().string()) >= 0)
             doomed.push_back(entry->path());
     for (const fs::path& path : doomed) fs::remove_all(path, ignored);
+}
+
+void prune_checkpoints(const fs::path& run_dir, int keep, int64_t sound_step,
+                       std::optional<int64_t> sane_step) {
+    std::error_code ignored;
     const auto checkpoints = list_checkpoints(run_dir);
     const auto sound = std::ranges::find_if(checkpoints, [&](const fs::path& path) {
         return step_of_name(path.filename().string()) <= sound_step;
@@ -235,8 +260,8 @@ void prune_checkpoints(const fs::path& run_dir, int keep, int64_t sound_step,
     for (size_t i = static_cast<size_t>(keep); keep > 0 && i < checkpoints.size(); ++i) {
         if (checkpoints.begin() + static_cast<std::ptrdiff_t>(i) == sound) continue;
         if (sane_step == step_of_name(checkpoints[i].filename().string())) continue;
-        // Under this name it no longer counts as a checkpoint; if deleting it is interrupted, the
-        // next save deletes the rest.
+        // Under this name it no longer counts as a checkpoint; if deleting it is interrupted,
+        // remove_unfinished_checkpoints() deletes the rest.
         fs::path leaving = checkpoints[i];
         leaving += ".tmp";
         fs::rename(checkpoints[i], leaving, ignored);

@@ -32,6 +32,7 @@
 #include "kernels/spikes.h"
 #include "model/stage.h"
 #include "parallel/mesh.h"
+#include "parallel/state/state_copy.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/config.h"
 #include "training/files/kept_choices.h"
@@ -52,7 +53,42 @@ struct CheckpointContents {
     std::optional<TokenIds> tokens = {};       // nothing: the ids of the tokenizer
     std::optional<SpikeHistory> spikes = {};   // of a training run
     std::vector<int32_t> routers = {};         // of one with experts (RouterCounts::last_counts)
+    std::vector<int32_t> grids = {};           // of one with exact sums (Grids::exponents)
     bool deterministic = true;                 // AttentionUse::same_bits
+    const StateCopy* copy = nullptr;           // of the masters and slots; null: the store's own
+};
+
+/// The folder of a run's checkpoint.
+std::filesystem::path checkpoint_path(const std::filesystem::path& run_dir, int64_t step);
+
+/// The steps of save_checkpoint(), for a checkpoint that threads write in the background. Each
+/// throws Error. write_own() and write_weights() return sizes and hashes of what they have written.
+class CheckpointFiles {
+  public:
+    /// The arguments must live longer. pulse: called now and then.
+    CheckpointFiles(const std::filesystem::path& run_dir, const CheckpointContents& contents,
+                    Pulse pulse);
+
+    /// Where the checkpoint will be.
+    std::filesystem::path path() const { return checkpoint_path(run_dir_, contents_.step); }
+    /// Makes the folder in which all ranks write, unless it exists.
+    void make_place() const;
+    void remove_place() const;
+    /// The same after an error, without another one.
+    void give_up() const;
+    /// Each rank writes its shard of the optimizer's state; the first rank also all other files but
+    /// the weights.
+    std::string write_own(bool first_rank) const;
+    /// Then the first rank writes the model's weights: the masters, rounded. from_files: they are
+    /// read from the files of all ranks; else this rank holds all of them.
+    std::string write_weights(bool from_files) const;
+    /// In the end it writes the manifest, and renames the folder.
+    void complete(const std::vector<std::string>& hashes) const;
+
+  private:
+    std::filesystem::path run_dir_, directory_;
+    const CheckpointContents& contents_;
+    Pulse pulse_;
 };
 
 /// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks of the mesh call it. Each rank
@@ -62,16 +98,15 @@ struct CheckpointContents {
 std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir,
                                       const CheckpointContents& contents, const Mesh& mesh = {});
 
-/// The folder of a run's checkpoint.
-std::filesystem::path checkpoint_path(const std::filesystem::path& run_dir, int64_t step);
-
-/// Deletes the older complete checkpoints of a run, and what interrupted saves have left. The
-/// newest `keep` checkpoints stay (0: all). The newest checkpoint up to `sound_step` stays, too: a
-/// run falls back on it if the data of later steps turn out to be damaged. The checkpoint of
-/// `sane_step` stays in case the loss has diverged after it.
+/// Deletes the older complete checkpoints of a run. The newest `keep` checkpoints stay (0: all). The
+/// newest checkpoint up to `sound_step` stays, too: a run falls back on it if the data of later
+/// steps turn out to be damaged. The checkpoint of `sane_step` stays in case the loss has diverged
+/// after it.
 void prune_checkpoints(const std::filesystem::path& run_dir, int keep,
                        int64_t sound_step = std::numeric_limits<int64_t>::max(),
                        std::optional<int64_t> sane_step = {});
+/// Deletes what interrupted saves and deletions have left. No rank may be writing a checkpoint.
+void remove_unfinished_checkpoints(const std::filesystem::path& run_dir);
 
 /// Renames the checkpoints after `sound_step` to step-NNNNNNNN.suspect, so that a run does not
 /// resume from them. Returns how many it has renamed.

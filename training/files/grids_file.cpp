@@ -18,13 +18,14 @@ std::vector<int64_t> shape_of(const TensorPlace& place) { return {place.parts, p
 
 }  // namespace
 
-std::string write_grids(const std::filesystem::path& checkpoint, const Grids& grids) {
+std::string write_grids(const std::filesystem::path& checkpoint, const GridLayout& layout,
+                        std::span<const int32_t> exponents) {
     std::vector<TensorInfo> tensors;
-    for (const TensorPlace& place : grids.layout().places())
+    for (const TensorPlace& place : layout.places())
         tensors.push_back({.name = place.name, .dtype = "I32", .shape = shape_of(place)});
     SafetensorsWriter writer(checkpoint / file_name, std::move(tensors));
     // In the order of the places.
-    writer.append(std::as_bytes(std::span<const int32_t>(grids.exponents())));
+    writer.append(std::as_bytes(exponents));
     writer.commit();
     return file_name;
 }

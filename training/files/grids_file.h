@@ -3,14 +3,17 @@
 // split has as many parts.
 #pragma once
 #include <filesystem>
+#include <span>
 #include <string>
 
 #include "parallel/state/parameters.h"
 
 namespace train_gpt {
 
-/// Writes the grids of a store with exact sums into a checkpoint's folder. Returns the file's name.
-std::string write_grids(const std::filesystem::path& checkpoint, const Grids& grids);
+/// Writes the grids of a store with exact sums into a checkpoint's folder: Grids::exponents(), or a
+/// copy of them. Returns the file's name.
+std::string write_grids(const std::filesystem::path& checkpoint, const GridLayout& layout,
+                        std::span<const int32_t> exponents);
 
 /// Sets a store's grids to those of a checkpoint. Returns false, and changes nothing, if the
 /// checkpoint has none, or grids of another number of tensor-parallel ranks. Throws Error if the

@@ -76,7 +76,7 @@ std::vector<ElementRuns> joined(std::span<const HeldRun> runs) {
 }
 
 void write_optimizer_file(const fs::path& path, const ParameterStore& parameters,
-                          Activity& activity) {
+                          const StateCopy* copy, const std::function<void()>& pulse) {
     struct Saved {
         int parameter;
         std::string key;
@@ -113,10 +113,11 @@ void write_optimizer_file(const fs::path& path, const ParameterStore& parameters
     for (const OptimizerSlot& state : states)
         for (const ParameterStore::Piece* piece : pieces) {
             if (!parameters.has(state, piece->parameter)) continue;
-            activity.pulse();
+            pulse();
             const Parameter& p = parameters.parameters()[static_cast<size_t>(piece->parameter)];
-            writer.append(
-                parameters.state.host_view(*piece, state.name, held_range(p, *piece).n, copied));
+            const int64_t n = held_range(p, *piece).n;
+            writer.append(copy ? copy->view(*piece, state.name, n)
+                               : parameters.state.host_view(*piece, state.name, n, copied));
         }
     writer.commit();
 }

@@ -13,6 +13,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -20,19 +21,19 @@
 #include <string_view>
 #include <vector>
 
-#include "parallel/activity.h"
 #include "parallel/state/parameters.h"
+#include "parallel/state/state_copy.h"
 #include "training/files/safetensors.h"
 
 namespace train_gpt {
 
 bool is_optimizer_file(const std::string& name);
 
-/// Writes the elements that this rank updates. If several tensor-parallel ranks hold a whole
+/// Writes the elements that this rank updates, from a copy of them if there is one. If several tensor-parallel ranks hold a whole
 /// tensor, the first of them writes it. If two pipeline ranks hold an embedding, the first of them
 /// writes it.
 void write_optimizer_file(const std::filesystem::path& path, const ParameterStore& parameters,
-                          Activity& activity);
+                          const StateCopy* copy, const std::function<void()>& pulse);
 
 /// `count` runs of n elements of a tensor. The first run begins at `first`, and each other run
 /// begins `distance` elements after the run before it.

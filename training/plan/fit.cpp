@@ -197,6 +197,19 @@ Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape
             .sums = shape.config.parallel.sums};
 }
 
+bool saves_in_background(const RunShape& shape, const Device& device, uint64_t available,
+                         int local_ranks) {
+    if (shape.config.checkpoint.every == 0) return false;
+    const std::optional<bool> given = shape.config.checkpoint.async;
+    if (given) return *given;
+    RunShape with = shape;
+    with.config.checkpoint.async = true;
+    const Arena plan = plan_memory(with, device);
+    if (!device.is_cuda()) return plan.total_bytes() <= available;
+    const auto ranks = static_cast<uint64_t>(local_ranks);
+    return plan.bytes(Purpose::saving) * ranks <= memory_available(Device()) / 2;
+}
+
 std::string change_that_fits(const RunShape& shape, const Device& device, uint64_t available) {
     const Config& config = shape.config;
     const int ranks = shape.mesh.world();

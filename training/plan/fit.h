@@ -68,6 +68,13 @@ Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape
 /// The shape with these choices.
 RunShape with_choices(const RunShape& shape, const Fit& fit);
 
+/// Whether a run with this shape, in which all else is decided, writes checkpoints in the background:
+/// as checkpoint.async says. If it is "auto", the copy of the state must fit: on a CPU into
+/// `available` beside all else, on a GPU into half of the host's free memory, which the machine's
+/// local_ranks share.
+bool saves_in_background(const RunShape& shape, const Device& device, uint64_t available,
+                         int local_ranks);
+
 /// The smallest change that makes the configuration fit into `available` bytes on each rank, as a
 /// sentence; if none does, the least memory that it would need.
 std::string change_that_fits(const RunShape& shape, const Device& device, uint64_t available);

@@ -59,7 +59,7 @@ Arena allocate(const Arena& plan) {
 
 std::string label_of(Purpose purpose, const Device& device) {
     return concat(name_of(purpose),
-                  purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
+                  is_on_host(purpose) && device.is_cuda() ? " (host)" : "");
 }
 
 std::string memory_table(const Arena& plan) {

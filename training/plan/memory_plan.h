@@ -25,7 +25,7 @@ std::vector<uint64_t> memory_of_stages(const RunShape& shape, const Device& devi
 /// what takes how much.
 Arena allocate(const Arena& plan);
 
-/// "staging" is in host memory where the device is a GPU.
+/// "staging" and "saving" are in host memory where the device is a GPU.
 std::string label_of(Purpose purpose, const Device& device);
 /// Memory by purpose, one line each, and the total.
 std::string memory_table(const Arena& plan);

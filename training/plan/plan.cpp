@@ -229,12 +229,14 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
     const uint64_t available = memory_for_a_rank(device, asked.mesh);
     const Speeds speeds = planned_speeds(asked, device);
     const Fit fit = fit_into(available, asked, device, speeds);
-    const RunShape shape = with_choices(asked, fit);
+    RunShape shape = with_choices(asked, fit);
+    shape.config.checkpoint.async = saves_in_background(shape, device, available, 1);
 
     std::vector<Arena> plans;
     for (const Recompute level : recompute_levels)
         plans.push_back(plan_memory(shape.with_recompute(level), device));
     PlanReport report;
+    report.bytes = plans[static_cast<size_t>(fit.recompute)].total_bytes();
     const std::string note = note_on_vocabulary(given, spec, known);
     report.text =
         concat(describe_shape(shape, device), note.empty() ? "" : "note         " + note + "\n",
@@ -242,13 +244,13 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
                pipeline_table(shape, memory_of_stages(shape, device)),
                "\nbatch.micro_batch = ", fit.micro_batch,
                ", precision.recompute = ", name_of(fit.recompute), stage_text(given, fit, speeds),
-               ": ", format_bytes(fit.bytes), " of ", format_bytes(available), " available here",
-               fit.bytes > available ? ": DOES NOT FIT" : "", "\n");
-    report.bytes = fit.bytes;
+               shape.config.saves_in_background() ? ", checkpoint.async = on" : "", ": ",
+               format_bytes(report.bytes), " of ", format_bytes(available), " available here",
+               report.bytes > available ? ": DOES NOT FIT" : "", "\n");
     report.available = available;
-    if (fit.bytes > available)
+    if (report.bytes > available)
         report.problem =
-            concat("the run needs ", format_bytes(fit.bytes), " of memory on each rank, and ",
+            concat("the run needs ", format_bytes(report.bytes), " of memory on each rank, and ",
                    format_bytes(available), " are available here; ",
                    change_that_fits(asked, device, available));
     return report;

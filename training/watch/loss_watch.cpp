@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <variant>
 
 #include "base/json_text.h"
@@ -22,7 +23,8 @@ bool LossWatch::is_sane(double loss) const {
 bool LossWatch::judge(int64_t before_step) {
     const std::optional<int64_t> known = sane_;
     for (const int64_t checkpoint : waiting_)
-        if (checkpoint < before_step && is_sane(last_loss_)) sane_ = checkpoint;
+        if (checkpoint < before_step && is_sane(last_loss_))
+            sane_before_ = std::exchange(sane_, checkpoint);
     std::erase_if(waiting_, [&](int64_t checkpoint) { return checkpoint < before_step; });
     return sane_ != known;
 }
@@ -33,6 +35,11 @@ bool LossWatch::add(int64_t step, double loss) {
     const bool found = judge(step);
     if (std::isfinite(loss)) best_ = std::min(best_, loss);
     return found;
+}
+
+void LossWatch::not_saved(int64_t step) {
+    std::erase(waiting_, step);
+    if (sane_ == step) sane_ = sane_before_;
 }
 
 void LossWatch::end() { judge(std::numeric_limits<int64_t>::max()); }

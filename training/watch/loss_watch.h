@@ -23,6 +23,8 @@ class LossWatch {
     /// Returns whether a later checkpoint than before is now known to be sane.
     bool add(int64_t step, double loss);
     void saved(int64_t step) { waiting_.push_back(step); }
+    /// After saved(): the checkpoint could not be written after all.
+    void not_saved(int64_t step);
     /// Says that no step follows: the last loss judges the checkpoints that wait.
     void end();
 
@@ -42,7 +44,7 @@ class LossWatch {
 
     double first_loss_, best_ = std::numeric_limits<double>::infinity(), last_loss_ = first_loss_;
     std::vector<int64_t> waiting_;  // checkpoints from which no step has been taken yet
-    std::optional<int64_t> sane_;
+    std::optional<int64_t> sane_, sane_before_;
 };
 
 }  // namespace train_gpt

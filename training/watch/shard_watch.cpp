@@ -6,15 +6,13 @@
 #include <limits>
 #include <utility>
 
-#include <pthread.h>
-#include <sched.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/json_file.h"
+#include "base/thread_priority.h"
 #include "parallel/together.h"
 
 namespace train_gpt {
@@ -34,16 +32,6 @@ double cpu_seconds_of_thread() {
     timespec time{};
     ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-/// Lets other threads go first, for the CPU and for the disk. Where the system refuses, the pauses
-/// still limit this thread.
-void lower_priority_of_thread() {
-    const sched_param none{};
-    ::pthread_setschedparam(::pthread_self(), SCHED_BATCH, &none);
-    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 19);
-    constexpr int this_thread = 1, best_effort = 2 << 13, last = 7;
-    ::syscall(SYS_ioprio_set, this_thread, 0, best_effort | last);
 }
 
 /// verified.json; an empty object if there is none. An unusable file means that nothing was
@@ -191,7 +179,7 @@ void ShardWatch::read_shards(const std::function<void(double)>& pause,
 }
 
 void ShardWatch::in_background() {
-    lower_priority_of_thread();
+    lower_thread_priority();  // where the system refuses, the pauses still limit this thread
     const auto stop = [&] {
         const std::scoped_lock lock(mutex_);
         return ending_;

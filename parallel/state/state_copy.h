@@ -1,0 +1,65 @@
+// A copy of this rank's masters and optimizer slots in host memory. A checkpoint is written from it
+// while training goes on.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "device/memory.h"
+#include "device/stream.h"
+#include "parallel/state/parameter_buffers.h"
+
+namespace train_gpt {
+
+class StateCopy {
+  public:
+    /// Other memory that is copied with the state.
+    struct Other {
+        const void* from = nullptr;
+        size_t bytes = 0;
+    };
+
+    /// Takes host memory for all that ParameterState::saved() lists, and for `others`. `buffers`
+    /// must live longer. The memory of `others` must be on the device of the arena.
+    StateCopy(Arena& arena, const ParameterBuffers& buffers, const std::vector<Other>& others);
+
+    /// Copies what the work submitted to `compute` so far leaves behind: on a GPU later and on a
+    /// stream of its own, on a CPU at once. The copy before must be complete.
+    void begin(Stream& compute);
+    /// Makes later work of `compute` wait until the copy has read a bucket, or all of the others.
+    /// An update of the bucket follows.
+    void hold_bucket(Stream& compute, size_t bucket) const { read_[1 + bucket].hold(compute); }
+    void hold_others(Stream& compute) const { read_[0].hold(compute); }
+    void hold_all(Stream& compute) const { read_.back().hold(compute); }
+    /// Waits until the copy is complete. Any thread may call it and what follows.
+    void wait() const { read_.back().wait(); }
+
+    /// The first n elements of a piece of a state, as ParameterState::host_view() gives them.
+    std::span<const std::byte> view(const ParameterBuffers::Piece& piece, std::string_view state,
+                                    int64_t n) const;
+    /// The copy of others[i]; null if it has no bytes.
+    const void* other(size_t i) const { return others_[i]; }
+
+  private:
+    /// Memory that is copied at once.
+    struct Run {
+        const std::byte* from = nullptr;
+        std::byte* to = nullptr;
+        size_t bytes = 0;
+    };
+
+    static void copy_run(Stream& stream, const Run& run);
+
+    const ParameterBuffers& buffers_;
+    Stream copies_;
+    std::vector<std::vector<Run>> runs_;  // of the others, then of each bucket
+    std::vector<const void*> others_;
+    std::vector<Event> read_;  // as runs_
+    Event submitted_;
+    // For each piece, the places of its master and slots; null: it has no such slot.
+    std::vector<std::vector<const std::byte*>> places_;
+};
+
+}  // namespace train_gpt
