@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <numeric>
 
 #include "device/copy.h"
 #include "parallel/state/parameter_state.h"
@@ -19,43 +20,60 @@ void StateCopy::copy_run(Stream& stream, const Run& run) {
 
 StateCopy::StateCopy(Arena& arena, const ParameterBuffers& buffers,
                      const std::vector<Other>& others)
-    : buffers_(buffers), copies_(arena.device(), arena.is_counting()) {
-    const size_t buckets = buffers.layout().buckets().size();
-    runs_.resize(1 + buckets);
-    read_.resize(runs_.size());
-    if (!arena.is_counting()) {
-        for (Event& read : read_) read = Event(arena.device());
+    : buffers_(buffers),
+      copies_(arena.device(), arena.is_counting()),
+      states_(1 + buffers.slots().size()) {
+    const std::vector<ParameterBuffers::Piece>& pieces = buffers.pieces();
+    const bool counts = arena.is_counting();
+    if (!counts) {
+        runs_.resize(1 + buffers.layout().buckets().size());
+        for (size_t i = 0; i < runs_.size(); ++i) read_.emplace_back(arena.device());
         submitted_ = Event(arena.device());
+        places_.resize(pieces.size() * states_);
     }
-    const auto add = [&](size_t place, const void* memory, size_t bytes) -> const std::byte* {
-        if (bytes == 0) return nullptr;
-        const auto* from = static_cast<const std::byte*>(memory);
-        auto* to = static_cast<std::byte*>(arena.take(bytes, Purpose::saving));
-        std::vector<Run>& runs = runs_[place];
-        // Neighbours in both memories are copied at once.
-        if (!runs.empty() && runs.back().from + runs.back().bytes == from &&
-            runs.back().to + runs.back().bytes == to)
-            runs.back().bytes += bytes;
-        else
-            runs.push_back({from, to, bytes});
-        return to;
+    const auto take = [&](size_t bytes) {
+        return bytes == 0 ? nullptr : static_cast<std::byte*>(arena.take(bytes, Purpose::saving));
     };
-    for (const Other& other : others) others_.push_back(add(0, other.from, other.bytes));
-    const size_t states = 1 + buffers.slots().size();
-    places_.assign(buffers.pieces().size(), std::vector<const std::byte*>(states));
-    // State by state, so that the pieces of a bucket are neighbours.
-    for (size_t bucket = 0; bucket < buckets; ++bucket)
-        for (size_t state = 0; state < states; ++state)
-            for (size_t i = 0; i < buffers.pieces().size(); ++i) {
-                const ParameterBuffers::Piece& piece = buffers.pieces()[i];
-                if (static_cast<size_t>(piece.bucket) != bucket) continue;
-                const DType dtype = state == 0 ? DType::fp32 : buffers.slots()[state - 1].dtype;
-                const void* from =
-                    state == 0 ? reinterpret_cast<char*>(piece.master) : piece.slots[state - 1];
-                if (!from) continue;
-                places_[i][state] =
-                    add(1 + bucket, from, static_cast<size_t>(piece.range.n) * size_of(dtype));
+    for (const Other& other : others) {
+        std::byte* const to = take(other.bytes);
+        others_.push_back(to);
+        if (to && !counts)
+            runs_[0].push_back({static_cast<const std::byte*>(other.from), to, other.bytes});
+    }
+    const auto memory_of = [&](const ParameterBuffers::Piece& piece, size_t state) {
+        const DType dtype = state == 0 ? DType::fp32 : buffers.slots()[state - 1].dtype;
+        const char* const from =
+            state == 0 ? reinterpret_cast<char*>(piece.master) : piece.slots[state - 1];
+        return std::span(reinterpret_cast<const std::byte*>(from),
+                         from ? static_cast<size_t>(piece.range.n) * size_of(dtype) : 0);
+    };
+    std::vector<size_t> order(pieces.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::ranges::stable_sort(order, {}, [&](size_t i) { return pieces[i].bucket; });
+    for (auto first = order.begin(), last = first; first != order.end(); first = last) {
+        const int bucket = pieces[*first].bucket;
+        last =
+            std::find_if(first, order.end(), [&](size_t i) { return pieces[i].bucket != bucket; });
+        for (size_t state = 0; state < states_; ++state) {
+            size_t bytes = 0;
+            for (auto i = first; i != last; ++i) bytes += memory_of(pieces[*i], state).size();
+            std::byte* to = take(bytes);
+            if (counts) continue;
+            for (auto i = first; i != last; ++i) {
+                const std::span<const std::byte> from = memory_of(pieces[*i], state);
+                if (from.empty()) continue;
+                places_[*i * states_ + state] = to;
+                std::vector<Run>& runs = runs_[static_cast<size_t>(1 + bucket)];
+                // Neighbours in both memories are copied at once.
+                if (!runs.empty() && runs.back().from + runs.back().bytes == from.data() &&
+                    runs.back().to + runs.back().bytes == to)
+                    runs.back().bytes += from.size();
+                else
+                    runs.push_back({from.data(), to, from.size()});
+                to += from.size();
             }
+        }
+    }
 }
 
 void StateCopy::begin(Stream& compute) {
@@ -76,7 +94,7 @@ std::span<const std::byte> StateCopy::view(const ParameterBuffers::Piece& piece,
     const size_t place = is_master ? 0 : 1 + static_cast<size_t>(slot - slots.begin());
     const DType dtype = is_master ? DType::fp32 : slot->dtype;
     const auto piece_index = static_cast<size_t>(&piece - buffers_.pieces().data());
-    return {places_[piece_index][place], static_cast<size_t>(n) * size_of(dtype)};
+    return {places_[piece_index * states_ + place], static_cast<size_t>(n) * size_of(dtype)};
 }
 
 }  // namespace train_gpt

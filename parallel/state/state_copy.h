@@ -58,8 +58,8 @@ class StateCopy {
     std::vector<const void*> others_;
     std::vector<Event> read_;  // as runs_
     Event submitted_;
-    // For each piece, the places of its master and slots; null: it has no such slot.
-    std::vector<std::vector<const std::byte*>> places_;
+    size_t states_;                         // masters and slots
+    std::vector<const std::byte*> places_;  // [pieces, states]; null: the piece has no such slot
 };
 
 }  // namespace train_gpt

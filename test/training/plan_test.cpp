@@ -85,8 +85,11 @@ TEST_CASE("recomputation takes less memory the more of it there is", "[plan]") {
 TEST_CASE("the report names parameters, batch, ranks and the memory of every recompute level",
           "[plan]") {
     Config config = random_config();
+    config.checkpoint.async = random_int(0, 1) == 1;
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const std::string report = plan_report(config, Device{}, 1).text;
+    CHECK(contains(report, "saving") == config.saves_in_background());
+    CHECK(contains(report, ", checkpoint.async = on: ") == config.saves_in_background());
     // GPT-2: tied embedding, positions, 12·C² + 13·C per block, the last norm.
     const int64_t C = spec.n_embd, L = spec.n_layer;
     const int64_t parameters =
