@@ -12,7 +12,6 @@
 #include "parallel/together.h"
 #include "training/interrupt.h"
 #include "training/run_evaluation.h"
-#include "training/sampling.h"
 #include "training/watch/not_finite.h"
 #include "training/watch/spikes.h"
 
@@ -259,33 +258,7 @@ bool Run::was_evaluated() const {
 }
 
 void Run::sample() {
-    if (samples_here()) print_samples(static_cast<uint64_t>(step_), 1);
-}
-
-void Run::print_samples(uint64_t first, int count) {
-    Trainer& trainer = start_.trainer;
-    const auto& s = start_.given.sampling;
-    SamplingOptions options{.max_tokens = s.max_tokens,
-                            .temperature = s.temperature,
-                            .top_k = s.top_k,
-                            .top_p = s.top_p,
-                            .seed = s.seed,
-                            .ends = ends_of_text(start_.tokens)};
-    if (!trainer.parameters.holds_whole_model())
-        options.agree = [&](int32_t token) {
-            return std::stoi(world().broadcast(std::to_string(token)));
-        };
-    std::string all;
-    for (int i = 0; i < count; ++i) {
-        const uint64_t number = first + static_cast<uint64_t>(i);
-        const std::string text =
-            sample_text({trainer.stream, trainer.generator(), *start_.data.tokenizer()}, s.prompt,
-                        options, number);
-        reports_.progress.say("--- sample\n" + s.prompt + text);
-        reports_.history.sample(step_, s.prompt, text);
-        all += (i > 0 ? "\n--- sample\n" : "") + s.prompt + text;
-    }
-    if (count > 0) reports_.metrics.write_text(step_, "samples", all);
+    if (samples_here()) print_samples(start_, reports_, step_, {static_cast<uint64_t>(step_), 1});
 }
 
 void Run::save() {
@@ -443,7 +416,8 @@ int Run::end_complete(const std::string& saved) {
         if (const std::string best = describe_best(folder, step_); !best.empty())
             reports_.progress.say(best);
     }
-    if (start_.data.tokenizer() && samples_here()) print_samples(0, start_.given.sampling.samples);
+    if (start_.data.tokenizer() && samples_here())
+        print_samples(start_, reports_, step_, {0, start_.given.sampling.samples});
     reports_.progress.say(saved);
     return 0;
 }

@@ -129,7 +129,6 @@ class Run {
     void go_back_before(int64_t step);
     bool was_evaluated() const;
     bool evaluate_and_log();
-    void print_samples(uint64_t first, int count);
     void require_folder() const;
     void write_report() const;
     void record_failure(const std::string& why);

@@ -8,6 +8,7 @@
 #include "model/families/family.h"
 #include "training/config/config_text.h"
 #include "training/plan/plan.h"
+#include "training/sampling.h"
 #include "training/watch/tensorboard.h"
 
 namespace train_gpt {
@@ -121,6 +122,33 @@ void RunReports::add(int64_t number, const StepOutcome& outcome, StepClock& cloc
     if (const std::string line = collapses.add(number, outcome.routers); !line.empty())
         progress.warn(line);
     log.add(number, outcome, clock);
+}
+
+void print_samples(const RunStart& start, RunReports& reports, int64_t step,
+                   const SampleNumbers& numbers) {
+    Trainer& trainer = start.trainer;
+    const auto& s = start.given.sampling;
+    SamplingOptions options{.max_tokens = s.max_tokens,
+                            .temperature = s.temperature,
+                            .top_k = s.top_k,
+                            .top_p = s.top_p,
+                            .seed = s.seed,
+                            .ends = ends_of_text(start.tokens)};
+    if (!trainer.parameters.holds_whole_model())
+        options.agree = [&](int32_t token) {
+            return std::stoi(start.mesh.world().broadcast(std::to_string(token)));
+        };
+    std::string all;
+    for (int i = 0; i < numbers.count; ++i) {
+        const uint64_t number = numbers.first + static_cast<uint64_t>(i);
+        const std::string text =
+            sample_text({trainer.stream, trainer.generator(), *start.data.tokenizer()}, s.prompt,
+                        options, number);
+        reports.progress.say("--- sample\n" + s.prompt + text);
+        reports.history.sample(step, s.prompt, text);
+        all += (i > 0 ? "\n--- sample\n" : "") + s.prompt + text;
+    }
+    if (numbers.count > 0) reports.metrics.write_text(step, "samples", all);
 }
 
 }  // namespace train_gpt

@@ -38,4 +38,14 @@ struct RunReports {
     LiveReport page;
 };
 
+/// Samples of a run, by the numbers that their random streams have: first, first + 1, ….
+struct SampleNumbers {
+    uint64_t first = 0;
+    int count = 1;
+};
+/// Computes samples of the weights after a step; prints and records them. If no rank holds all
+/// weights, all ranks call it, else one.
+void print_samples(const RunStart& start, RunReports& reports, int64_t step,
+                   const SampleNumbers& numbers);
+
 }  // namespace train_gpt

@@ -306,7 +306,7 @@ TEST_CASE("every switch takes true, false, \"on\" and \"off\" alike, in JSON and
                             {key, "true or false", "\"on\""});
         }
     }
-    CHECK(switches == 21);
+    CHECK(switches == 22);
 }
 
 TEST_CASE("ZeRO's stage is a number or \"auto\", in JSON and in --set", "[config]") {
