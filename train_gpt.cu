@@ -307,7 +307,7 @@ int run(const CommandLine& line) {
         case Command::tokenize:
             return commands::tokenize(line);
         case Command::verify:
-            return verify(line.verified, stdout) ? 0 : 1;
+            return verify(line.verifying, stdout) ? 0 : 1;
         case Command::report:
             return commands::report(line);
         case Command::import_:

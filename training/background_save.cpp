@@ -11,6 +11,7 @@
 #include "base/stopwatch.h"
 #include "base/thread_priority.h"
 #include "parallel/together.h"
+#include "training/files/history_chain.h"
 
 namespace train_gpt {
 
@@ -58,7 +59,7 @@ std::optional<int64_t> BackgroundSave::step() const {
     return phase_ == Phase::none ? std::nullopt : std::optional(contents_->step);
 }
 
-void BackgroundSave::begin(int64_t step, bool same_bits) {
+void BackgroundSave::begin(int64_t step, bool same_bits, const std::string& history) {
     if (phase_ != Phase::none) return;
     Trainer& trainer = start_.trainer;
     {
@@ -74,6 +75,8 @@ void BackgroundSave::begin(int64_t step, bool same_bits) {
                                          .position = start_.schedule.position(step),
                                          .tokens = start_.tokens,
                                          .deterministic = same_bits,
+                                         .history = history,
+                                         .history_path = folder_.path() / history_file,
                                          .copy = &*trainer.state_copy});
     phase_ = Phase::copying;
 }

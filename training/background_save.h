@@ -37,8 +37,8 @@ class BackgroundSave {
     std::optional<int64_t> step() const;
 
     /// Copies the state after a step, whose update has been submitted, unless another save has not
-    /// ended. same_bits: AttentionUse::same_bits of all ranks.
-    void begin(int64_t step, bool same_bits);
+    /// ended. same_bits: AttentionUse::same_bits of all ranks. history: RunHistory::head().
+    void begin(int64_t step, bool same_bits, const std::string& history);
     /// Before each step: what this rank's threads have done is added to the step's sums.
     void show_progress();
     /// Forgets a copy of `step` or a later one: the step has changed nothing, or comes again.

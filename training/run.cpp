@@ -67,9 +67,8 @@ void Run::choose_first_grids() {
 }
 
 bool Run::goes_on() {
-    const auto follows = [&] { return step_ < steps_ && ending_ == Ending::finished; };
-    if (!follows() && ending_ == Ending::finished) settle(true);
-    return follows();
+    if (step_ >= steps_ && ending_ == Ending::finished) settle(true);
+    return step_ < steps_ && ending_ == Ending::finished;
 }
 
 // ---- A step -------------------------------------------------------------------------------------
@@ -181,7 +180,7 @@ void Run::settle_until(int64_t may_remain) {
         if (outcome.sums.stop_requests > 0 && ending_ == Ending::finished)
             ending_ = out_of_time() && !interrupted() ? Ending::out_of_time : Ending::interrupted;
         if (outcome.state.spike)
-            reports_.progress.warn(describe_spike(start_, parts_.loader, number, outcome));
+            reports_.spike(number, describe_spike(start_, parts_.loader, number, outcome));
         reports_.add(number, outcome, trainer.clock);
         if (checkpoints_.take_outcome(number, outcome.sums.save_progress)) {
             set_steps(checkpoints_.saved_step(), step_);
@@ -355,6 +354,7 @@ std::string Run::why_it_ended() const {
 
 int Run::finish() {
     require_folder();
+    if (ending_ == Ending::interrupted) reports_.history.signal(step_, why_it_ended());
     parts_.trace.finish(world(), reports_.progress);  // if the run ends before it does
     // Also where the time limit or a signal came in the last step: no step is left, so the run ends
     // as a complete one.

@@ -60,9 +60,12 @@ std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step
              .spikes = trainer.optimizer.spike_history(),
              .routers = trainer.routers.last_counts(),
              .grids = grids && grids->known() ? grids->exponents() : std::vector<int32_t>(),
-             .deterministic = same_bits_},
+             .deterministic = same_bits_,
+             .history = reports_.history.head(),
+             .history_path = run_dir / history_file},
             start_.mesh);
     } catch (const Error& error) {
+        reports_.history.failure(step, error.what());
         return concat("step ", step, " of ", start_.schedule.steps(),
                       " is not saved: ", error.what());
     }
@@ -77,13 +80,16 @@ void RunCheckpoints::saved(int64_t step) {
     reports_.history.checkpoint(step);
     try {
         watch_.settle();  // damage that it finds ends the run at the next check
+        reports_.history.data(step);
     } catch (const Error& error) {
         reports_.progress.warn(error.what());
     }
     prune();
 }
 
-void RunCheckpoints::begin_save(int64_t step) { background_.begin(step, same_bits_); }
+void RunCheckpoints::begin_save(int64_t step) {
+    background_.begin(step, same_bits_, reports_.history.head());
+}
 
 bool RunCheckpoints::take_outcome(int64_t step, double progress) {
     if (!in_background()) return false;
@@ -100,6 +106,7 @@ void RunCheckpoints::finish_background() {
 void RunCheckpoints::take_end(const BackgroundSave::End& end) {
     if (end.trouble.empty()) return saved(end.step);
     losses_.not_saved(end.step);
+    reports_.history.failure(end.step, end.trouble);
     reports_.progress.warn(concat("step ", end.step, " of ", start_.schedule.steps(),
                                   " is not saved: ", end.trouble,
                                   "; training continues, and the next checkpoint is written when "

@@ -113,8 +113,11 @@ RunReports::RunReports(const RunStart& start, Progress& to)
             start.given.run_dir, start.resume_step(),
             TensorBoardSink::Options{.config = to_json(start.recorded()),
                                      .memory = start.plan.total_bytes()}));
+    if (start.on_first_rank()) metrics.add(std::make_unique<HistorySink>(history));
     const World& world = start.mesh.world();
-    history.start(start, world.all_gather(world.host()));
+    if (const std::string trouble = history.start(start, world.all_gather(world.host()));
+        !trouble.empty())
+        progress.warn(trouble);
 }
 
 void RunReports::add(int64_t number, const StepOutcome& outcome, StepClock& clock) {
@@ -122,6 +125,11 @@ void RunReports::add(int64_t number, const StepOutcome& outcome, StepClock& cloc
     if (const std::string line = collapses.add(number, outcome.routers); !line.empty())
         progress.warn(line);
     log.add(number, outcome, clock);
+}
+
+void RunReports::spike(int64_t number, const std::string& text) {
+    progress.warn(text);
+    history.spike(number, text);
 }
 
 void print_samples(const RunStart& start, RunReports& reports, int64_t step,

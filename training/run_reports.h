@@ -27,6 +27,8 @@ struct RunReports {
 
     /// Records a finished step, as StepLog::add() does, and warns if experts have collapsed.
     void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
+    /// Warns of a spike, and records it.
+    void spike(int64_t number, const std::string& text);
 
     Progress& progress;
     MetricsLog metrics;  // metrics.jsonl and, if it is wanted, TensorBoard's events

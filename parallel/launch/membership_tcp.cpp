@@ -159,8 +159,7 @@ std::shared_ptr<const World::Membership> join_tcp(const Place& place, const std:
         throw Error("this process was started as one of ", place.size, " ranks (", place.variable,
                     "), but this build has no TLS, through which ranks meet without MPI: start "
                     "them with mpirun, or install OpenSSL's libssl (libssl-dev) and rebuild");
-    const Secret secret =
-        find_secret([](const std::string& name) { return std::getenv(name.c_str()); });
+    const Secret secret = take_secret();
     return std::make_shared<TcpMembership>(place, meet(place, secret, options));
 }
 

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -105,6 +106,15 @@ Secret find_secret(const Variables& variables) {
     if (secret.text.size() < shortest)
         throw Error("the job's secret (", secret.source, ") has fewer than ", shortest,
                     " characters; take a random one, such as `openssl rand -hex 32` prints");
+    return secret;
+}
+
+Secret take_secret() {
+    constexpr const char* name = "TRAIN_GPT_SECRET";
+    Secret secret = find_secret([](const std::string& of) { return std::getenv(of.c_str()); });
+    // Unless a library has set it again, this is the memory that the kernel shows to others.
+    if (char* text = std::getenv(name)) ::explicit_bzero(text, std::strlen(text));
+    ::unsetenv(name);
     return secret;
 }
 

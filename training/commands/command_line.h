@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dataloader/prepare.h"
+#include "training/commands/verification_options.h"
 #include "training/config/config.h"
 #include "training/files/decay_start.h"
 #include "training/files/interchange.h"
@@ -85,7 +86,7 @@ struct CommandLine {
     SelfcheckOptions selfcheck;
 
     // verify
-    std::string verified;
+    VerifyOptions verifying;
 
     // report
     ReportOptions report;

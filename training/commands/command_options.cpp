@@ -336,19 +336,6 @@ void add_selfcheck_command(CLI::App& app, CommandLine& line) {
         ->type_name("RANKS");
 }
 
-void add_verify_command(CLI::App& app, CommandLine& line) {
-    CLI::App* verify = app.add_subcommand(
-        "verify", "Compare data or checkpoints with the hashes recorded when they were written");
-    verify
-        ->add_option(
-            "what", line.verified,
-            "A folder made by `tokenize`, its data.json, token shards (a quoted pattern), a "
-            "checkpoint, or a run's folder (all its checkpoints)")
-        ->required()
-        ->transform(path())
-        ->type_name("DATA|CHECKPOINT");
-}
-
 void add_report_command(CLI::App& app, CommandLine& line) {
     CLI::App* report = app.add_subcommand(
         "report", "Write a page about one or several runs: curves, samples, configuration");
@@ -439,7 +426,7 @@ void add_commands(CLI::App& app, CommandLine& line, ExportWords& words) {
     add_import_command(app, line);
     add_export_command(app, line, words);
     add_selfcheck_command(app, line);
-    add_verify_command(app, line);
+    add_verify_command(app, line.verifying);
     add_report_command(app, line);
     add_replay_command(app, line);
     add_config_command(app, line);

@@ -17,6 +17,8 @@ struct ExportWords {
     const CLI::Option* max_shard_size_option = nullptr;
 };
 
+/// Declares the command `verify` (verify_options.cpp).
+void add_verify_command(CLI::App& app, VerifyOptions& options);
 /// Declares the commands and their options, which set `line` and `words` when `app` parses.
 void add_commands(CLI::App& app, CommandLine& line, ExportWords& words);
 

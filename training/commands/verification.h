@@ -1,8 +1,9 @@
-// The command `verify`: compares data and checkpoints with the hashes in their manifests, at full
-// speed.
+// The command `verify`: compares data, models and checkpoints with the hashes in their manifests,
+// and a run with its history, at full speed.
 #pragma once
 #include <cstdio>
-#include <string>
+
+#include "training/commands/verification_options.h"
 
 namespace train_gpt {
 
@@ -10,10 +11,11 @@ namespace train_gpt {
 /// recorded) or "missing". `what` is one of these:
 ///   a folder that `tokenize` has made, or its data.json;
 ///   a glob of token shards, or a folder of token shards;
-///   a checkpoint;
-///   a model's folder;
-///   a run's folder, which stands for all its checkpoints.
-/// Returns true if nothing was damaged or missing. Throws Error if `what` is none of these.
-bool verify(const std::string& what, std::FILE* out);
+///   a checkpoint, which is also compared with its run's history, if it lies in the run's folder;
+///   a model's folder, which is also compared with its provenance.json, if it has one;
+///   a run's folder: run_verification.h.
+/// Returns true if nothing was damaged or missing. Throws Error if `what` is none of these, and
+/// UsageError if an option does not apply to it.
+bool verify(const VerifyOptions& options, std::FILE* out);
 
 }  // namespace train_gpt

@@ -85,13 +85,13 @@ void AppendFile::write_again() {
                  printable(path_.string()).c_str());
 }
 
-void AppendFile::append(std::string_view record, const char* lost) {
-    if (replaced_) return;
+bool AppendFile::append(std::string_view record, const char* lost) {
+    if (replaced_) return false;
     keep_in_place();
     ::flock(file_, LOCK_EX | LOCK_NB);
     const off_t before = ::lseek(file_, 0, SEEK_END);
     const ssize_t written = ::write(file_, record.data(), record.size());
-    if (written == static_cast<ssize_t>(record.size())) return;
+    if (written == static_cast<ssize_t>(record.size())) return true;
     const char* reason = written < 0 ? std::strerror(errno) : "the disk is full";
     // Programs that read the file would fail at half a record.
     const bool cut = written <= 0 || ::ftruncate(file_, before) == 0;
@@ -102,6 +102,7 @@ void AppendFile::append(std::string_view record, const char* lost) {
                      printable(path_.string()).c_str(), reason, lost,
                      cut ? "" : "; its end is incomplete");
     failed_ = true;
+    return false;
 }
 
 }  // namespace train_gpt

@@ -17,8 +17,9 @@ class AppendFile {
     /// Appends one record. If the disk is full, nothing of it remains, and the first such failure
     /// is printed on stderr, with `lost`; records are missing until there is space again. A file
     /// that was removed or renamed is written again, whole. Throws Error if another one has taken
-    /// its place, or if its folder is no longer there, and drops all later records.
-    void append(std::string_view record, const char* lost = "metrics are lost");
+    /// its place, or if its folder is no longer there, and drops all later records. Returns whether
+    /// the record was written.
+    bool append(std::string_view record, const char* lost = "metrics are lost");
     /// In a file of lines: ends the last line if a killed process has left it without an end.
     void end_line();
 

@@ -194,6 +194,10 @@ void CheckpointFiles::complete(const std::vector<std::string>& hashes) const {
                          {"step", contents_.step},
                          {"deterministic", contents_.deterministic},
                          {"files", Json::object()}};
+        if (!contents_.history.empty()) {
+            sync_file(contents_.history_path);
+            manifest["history"] = contents_.history;
+        }
         for (const std::string& of_rank : hashes) manifest["files"].update(parse_json(of_rank));
         write_file(directory_ / "manifest.json", to_text(manifest, 2) + "\n");
         sync_directory(directory_);

@@ -13,8 +13,9 @@
 //   routers.json                           with experts: routers_file.h
 //   position.json                          what the run has read of its data: position.h
 //   manifest.json                          step, whether the start of the run that wrote it gives
-//                                          the same bits every time, and size and hash of all other
-//                                          files; written last
+//                                          the same bits every time, the hash of the last line of
+//                                          the run's history (history_chain.h), and size and hash
+//                                          of all other files; written last
 //
 // A checkpoint is written under another name and renamed when complete: a folder step-NNNNNNNN
 // without a manifest is not a checkpoint.
@@ -55,6 +56,8 @@ struct CheckpointContents {
     std::vector<int32_t> routers = {};         // of one with experts (RouterCounts::last_counts)
     std::vector<int32_t> grids = {};           // of one with exact sums (Grids::exponents)
     bool deterministic = true;                 // AttentionUse::same_bits
+    std::string history = {};                  // RunHistory::head(), on the first rank
+    std::filesystem::path history_path = {};   // of the file with that line
     const StateCopy* copy = nullptr;           // of the masters and slots; null: the store's own
 };
 

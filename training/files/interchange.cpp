@@ -8,6 +8,7 @@
 #include "model/families/family.h"
 #include "training/files/checkpoint.h"
 #include "training/files/llmc_model.h"
+#include "training/files/model_card.h"
 #include "training/files/model_folder.h"
 
 namespace train_gpt {
@@ -144,7 +145,7 @@ std::string export_model(const ExportOptions& options) {
         const fs::path file = place_of(options.out);
         require_free(file, false);
         if (file.has_parent_path()) make_directory(file.parent_path());
-        write_llmc_model(file, model, dtype);
+        write_llmc_model(file, model, dtype, history_of(checkpoint));
     } else {
         write_folder(options.out, [&](const fs::path& folder) {
             write_model(folder, model, dtype, options.max_file_bytes);
@@ -152,6 +153,7 @@ std::string export_model(const ExportOptions& options) {
                 require_tokens_fit(*tokenizer, checkpoint.string(), model.spec);
                 copy_tokenizer(checkpoint, folder, model.spec.n_ctx);
             }
+            write_model_card(folder, checkpoint, model.spec, dtype);
         });
     }
     return concat("exported ", described(model, dtype), from, " of ", checkpoint.string(), " to ",

@@ -3,6 +3,9 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/dtype.h"
 #include "base/error.h"
@@ -25,7 +28,8 @@ enum Header {
     at_layers,
     at_heads,
     at_channels,
-    at_padded
+    at_padded,
+    at_history = 248  // llm.c leaves it 0
 };
 
 /// The parameters in the order of the file, which stacks parameters of one kind over the layers.
@@ -40,6 +44,18 @@ std::vector<Parameter> in_file_order(const DecoderSpec& spec) {
     std::vector<Parameter> ordered;
     for (const int i : order) ordered.push_back(r.parameters[static_cast<size_t>(i)]);
     return ordered;
+}
+
+/// The bytes of hex digits; none if there are other characters.
+std::vector<std::byte> bytes_of_hex(const std::string& text) {
+    constexpr std::string_view digits = "0123456789abcdef";
+    std::vector<std::byte> bytes;
+    for (size_t i = 0; i + 1 < text.size(); i += 2) {
+        const size_t high = digits.find(text[i]), low = digits.find(text[i + 1]);
+        if (high == digits.npos || low == digits.npos) return {};
+        bytes.push_back(static_cast<std::byte>(high << 4 | low));
+    }
+    return bytes;
 }
 
 }  // namespace
@@ -102,7 +118,8 @@ StoredModel open_llmc_model(const fs::path& path) {
     return model;
 }
 
-void write_llmc_model(const fs::path& path, const StoredModel& model, StoredType dtype) {
+void write_llmc_model(const fs::path& path, const StoredModel& model, StoredType dtype,
+                      const std::string& history) {
     if (dtype == StoredType::fp16)
         throw Error("llm.c's model files hold fp32 or bf16, not fp16; choose one with --dtype");
     const DecoderSpec& spec = model.spec;
@@ -122,6 +139,9 @@ void write_llmc_model(const fs::path& path, const StoredModel& model, StoredType
     header[at_heads] = spec.n_head;
     header[at_channels] = spec.n_embd;
     header[at_padded] = static_cast<int32_t>(spec.padded_vocab());
+    const std::vector<std::byte> hash = bytes_of_hex(history);
+    if (hash.size() == (header_ints - at_history) * sizeof(int32_t))
+        std::memcpy(header + at_history, hash.data(), hash.size());
     AtomicFile file(path);
     file.write(std::as_bytes(std::span(header)));
     const std::vector<Parameter> parameters = in_file_order(spec);

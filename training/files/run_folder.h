@@ -8,7 +8,7 @@
 //   metrics.jsonl      one JSON object per line, for training steps and evaluations: metrics.h
 //   fingerprints.jsonl hashes of the tensors after some steps: fingerprint_log.h
 //   routers.jsonl      how routers spread tokens over experts: router_log.h
-//   history.jsonl      when the run started, saved, sampled and ended: run_history.h
+//   history.jsonl      what happened to the run, as a chain: history_chain.h, run_history.h
 //   report.html        a page about the run: report/report.h
 //   metrics.old.jsonl  the longest metrics.jsonl that a new run found here when there was no
 //                      checkpoint to resume from

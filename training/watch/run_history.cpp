@@ -1,75 +1,87 @@
 #include "training/watch/run_history.h"
 
-#include <algorithm>
-#include <ctime>
+#include <utility>
+#include <variant>
 
-#include "base/json_text.h"
-#include "model/families/family.h"
-#include "training/commands/version.h"
+#include "base/error.h"
+#include "base/sha256.h"
+#include "training/files/checkpoint.h"
+#include "training/files/history_check.h"
+#include "training/files/run_folder.h"
 #include "training/run_start.h"
+#include "training/watch/start_event.h"
 
 namespace train_gpt {
 
-namespace {
-
-Json event(const char* name, int64_t step) {
-    return {{"event", name}, {"step", step}, {"time", static_cast<int64_t>(std::time(nullptr))}};
+RunHistory::RunHistory(const std::filesystem::path& run_dir, bool writes) : run_dir_(run_dir) {
+    if (writes) writer_.emplace(run_dir);
 }
 
-constexpr const char* lost = "the history of the run has gaps";
-
-}  // namespace
-
-RunHistory::RunHistory(const std::filesystem::path& run_dir, bool writes) {
-    if (!writes) return;
-    file_.emplace(run_dir / history_file);
-    file_->end_line();
+void RunHistory::add(const char* name, int64_t step, const Json& fields) {
+    if (!writer_) return;
+    Json event = history_event(name, step);
+    event.update(fields);
+    writer_->append(std::move(event));
 }
 
-void RunHistory::start(const RunStart& start, std::vector<std::string> hosts) {
-    if (!file_) return;
-    std::ranges::sort(hosts);
-    hosts.erase(std::unique(hosts.begin(), hosts.end()), hosts.end());
-    const DecoderSpec& spec = start.data.spec();
-    Json line = event("start", start.first_step());
-    line["resumes"] = start.resumes;
-    line["steps"] = start.schedule.steps();
-    if (const Json passes = passes_json(start.planned_use()); !passes.empty())
-        line["passes"] = passes;
-    line["version"] = version();
-    line["device"] = device_name(start.trainer.stream.device);
-    line["ranks"] = start.ranks();
-    line["hosts"] = hosts;
-    const int64_t parameters = registry_of(spec).numel(), idle = spec.idle_parameters();
-    line["parameters"] = parameters;
-    if (idle > 0) line["active_parameters"] = parameters - idle;
-    line["vocabulary"] = spec.vocab_size;
-    if (start.data.tokenizer()) line["tokenizer"] = start.data.tokenizer_hash();
-    line["memory"] = Json::object();
-    for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i)
-        if (const auto purpose = static_cast<Purpose>(i); start.plan.bytes(purpose) > 0)
-            line["memory"][name_of(purpose)] = start.plan.bytes(purpose);
-    file_->append(to_text(line) + '\n', lost);
+std::string RunHistory::start(const RunStart& start, std::vector<std::string> hosts) {
+    if (!writer_) return "";
+    const HistoryChain found = writer_->take_found();
+    Json event = start_event(start, std::move(hosts), found);
+    manifest_ = event["files"].value(run_manifest, "");
+    std::string trouble;
+    if (found.broken) {
+        trouble = describe_break(run_dir_, *found.broken);
+    } else if (const std::string lacks = foreign_checkpoint(event, found); !lacks.empty()) {
+        trouble = concat("in ", (run_dir_ / history_file).string(), " ", lacks);
+    }
+    if (!trouble.empty()) event["broken"] = trouble;
+    writer_->append(std::move(event));
+    return trouble.empty() ? "" : trouble + "; `train_gpt verify` says more";
 }
 
 void RunHistory::checkpoint(int64_t step) {
-    if (file_) file_->append(to_text(event("checkpoint", step)) + '\n', lost);
+    if (writer_)
+        add("checkpoint", step, {{"manifest", manifest_hash(checkpoint_path(run_dir_, step))}});
+}
+
+void RunHistory::evaluation(int64_t step, const MetricsRecord::Fields& fields) {
+    Json of = Json::object();
+    for (const auto& [name, value] : fields)
+        std::visit([&of, key = name](const auto& v) { of[key] = v; }, value);
+    add("evaluation", step, of);
 }
 
 void RunHistory::sample(int64_t step, const std::string& prompt, const std::string& text) {
-    if (!file_) return;
-    Json line = event("sample", step);
-    line["prompt"] = prompt;
-    line["text"] = text;
-    file_->append(to_text(line) + '\n', lost);
+    add("sample", step, {{"prompt", prompt}, {"text", text}});
+}
+
+void RunHistory::spike(int64_t step, const std::string& text) {
+    add("spike", step, {{"text", text}});
+}
+
+void RunHistory::signal(int64_t step, const std::string& reason) {
+    add("signal", step, {{"reason", reason}});
+}
+
+void RunHistory::failure(int64_t step, const std::string& reason) try {
+    add("failure", step, {{"reason", reason}});
+} catch (const Error&) {
+    // The folder is not where it was, for example, which may be why the checkpoint failed.
+}
+
+void RunHistory::data(int64_t step) {
+    const std::filesystem::path file = run_dir_ / run_manifest;
+    if (!writer_ || !std::filesystem::exists(file)) return;
+    const std::string now = sha256_of_file(file);
+    if (std::exchange(manifest_, now) == now) return;
+    if (Json data = data_of_run(run_dir_, {}); !data.empty())
+        add("data", step, {{"data", std::move(data)}, {"files", hashes_of_run(run_dir_)}});
 }
 
 void RunHistory::end(int64_t step, const std::string& reason, int code) {
-    if (!file_) return;
-    Json line = event("end", step);
-    line["reason"] = reason;
-    line["code"] = code;
-    file_->append(to_text(line) + '\n', lost);
+    data(step);
+    add("end", step, {{"reason", reason}, {"code", code}});
 }
 
 }  // namespace train_gpt
