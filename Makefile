@@ -56,7 +56,7 @@ B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
 DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/experts kernels/linear kernels/muon model model/families parallel \
-    $(addprefix parallel/,axes launch net pipeline state watchdog) training $(addprefix training/,commands config evaluations files plan report sweep watch)
+    $(addprefix parallel/,axes launch net pipeline state watchdog) training $(addprefix training/,commands config evaluations files plan report supervise sweep watch)
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Files without a kernel are compiled without nvcc, which reads every header once per architecture and twice more.

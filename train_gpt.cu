@@ -321,6 +321,8 @@ int run(const CommandLine& line) {
     switch (line.command) {
         case Command::sweep:
             return commands::sweep(line);
+        case Command::supervise:
+            return commands::supervise(line);
         case Command::plan:
             return commands::plan(line);
         case Command::sample:

@@ -14,6 +14,7 @@
 #include "training/report/options.h"
 #include "training/sampling.h"
 #include "training/selfcheck.h"
+#include "training/supervise/options.h"
 #include "training/sweep/options.h"
 
 namespace train_gpt {
@@ -24,6 +25,7 @@ struct CommandLine {
         tokenize,
         train,
         sweep,
+        supervise,
         plan,
         sample,
         eval,
@@ -59,6 +61,9 @@ struct CommandLine {
 
     // sweep
     SweepOptions sweep;
+
+    // supervise
+    SuperviseOptions supervise;
 
     // tokenize
     PrepareOptions prepare;

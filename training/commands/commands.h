@@ -26,6 +26,9 @@ int report(const CommandLine& line);
 /// Trains every combination of some keys' values, and says which is best.
 int sweep(const CommandLine& line);
 
+/// Runs `train` on several hosts, and again without the hosts that are lost.
+int supervise(const CommandLine& line);
+
 /// Measures the ranks of a cluster and compares them.
 int selfcheck(const CommandLine& line);
 

@@ -60,18 +60,24 @@ void require_comparable(const ReportOptions& report) {
 
 constexpr std::pair<const char*, Command> commands[] = {
     {"tokenize", Command::tokenize},   {"train", Command::train},
-    {"sweep", Command::sweep},         {"plan", Command::plan},
-    {"sample", Command::sample},       {"eval", Command::eval},
-    {"import", Command::import_},      {"export", Command::export_},
-    {"selfcheck", Command::selfcheck}, {"verify", Command::verify},
-    {"report", Command::report},       {"replay", Command::replay},
-    {"config", Command::config},
+    {"sweep", Command::sweep},         {"supervise", Command::supervise},
+    {"plan", Command::plan},           {"sample", Command::sample},
+    {"eval", Command::eval},           {"import", Command::import_},
+    {"export", Command::export_},      {"selfcheck", Command::selfcheck},
+    {"verify", Command::verify},       {"report", Command::report},
+    {"replay", Command::replay},       {"config", Command::config},
 };
 
 }  // namespace
 
 CommandLine parse_command_line(int argc, char** argv) {
     CommandLine line;
+    // What follows "--" is a command of its own.
+    if (argc > 1 && std::string(argv[1]) == "supervise") {
+        char** const end = std::find(argv, argv + argc, std::string("--"));
+        if (end != argv + argc) line.supervise.command.assign(end + 1, argv + argc);
+        argc = static_cast<int>(end - argv);
+    }
     CLI::App app(
         "Pretrains language models (GPT-2, Llama, Qwen, Mistral, mixtures of experts): one "
         "executable "
