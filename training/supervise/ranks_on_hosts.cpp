@@ -24,7 +24,7 @@ namespace {
 
 // Without these, ssh asks for passwords, and waits for minutes for a host that is gone.
 constexpr const char* usual_ssh =
-    "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=4";
+    "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3";
 // One task for a host, with all its processors and GPUs, beside other steps. --no-kill: the
 // allocation outlives a node.
 constexpr const char* usual_srun =
@@ -143,7 +143,10 @@ class HostConnection {
         }
         for (const std::string& line : output_.take()) take(host, line, on_line);
         for (const std::string& line : error_.take()) note(host, line, on_line);
-        if (ended) close_input();
+        // Nothing is left to tell: ssh and others may wait for the end of their input.
+        if (ended || !end_.refusal.empty() ||
+            std::ranges::all_of(end_.ranks, [](const RankEnd& rank) { return rank.has_value(); }))
+            close_input();
     }
 
   private:
