@@ -153,3 +153,175 @@ TEST_CASE("measure: seconds from a host's loss to the next step", "[.supervise-c
         std::fflush(stdout);
     }
 }
+
+// ---- Jobs that lose nothing ---------------------------------------------------------------------
+
+namespace {
+
+/// A tiny run that goes on until it is ended.
+Arguments endless(const fs::path& run, const Arguments& more = {}) {
+    Arguments arguments =
+        train(run, Arguments{"--set", "batch.tokens_per_step=1536"} + more);
+    arguments.erase(arguments.begin());
+    return arguments;
+}
+
+const Arguments quick_selfcheck{"--selfcheck", "--max-bytes 65536 --tolerance 100"};
+
+}  // namespace
+
+TEST_CASE("a supervised job begins with selfchecks, and a signal ends it after a checkpoint",
+          "[supervise]") {
+    const NamedHosts hosts;
+    for (const auto& [signal, code] : {std::pair{SIGINT, 130}, {SIGTERM, 75}}) {
+        const TemporaryDirectory directory;
+        const fs::path run = directory / "run";
+        Job job(run, hosts.supervise(2, 0, quick_selfcheck) + endless(run),
+                {{"NCCL_DEBUG", "WARN"}});
+        REQUIRE(job.wait_for_step(random_int(3, 8)));
+        for (const Process& process : processes_of(run)) {
+            if (process.rank < 0) continue;
+            const std::string variables =
+                read_of_process(concat("/proc/", process.pid, "/environ"));
+            CHECK(contains(variables, "NCCL_DEBUG=WARN"));
+        }
+        REQUIRE(job.signal(-1, signal));
+        const ProgramResult result = job.finish();
+        INFO(result.output);
+        CHECK(result.exit_code == code);
+        CHECK(contains(result.output, "collectives over 6 ranks"));
+        CHECK(contains(result.output, "the same command resumes from there"));
+        CHECK(newest_whole_checkpoint(run) == last_step(run));
+        check_gone(run);
+        // Whether it is there, the selfcheck, the run
+        CHECK(occurrences(hosts.log(), "node-b\n") == (code == 130 ? 3 : 6));
+    }
+}
+
+TEST_CASE("a job on this machine alone needs no hosts file, and a rank that is killed starts again",
+          "[supervise]") {
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(run, Arguments{binary(), "supervise", "--ranks", "2", "--no-selfcheck", "--threads",
+                           "1", "--"} +
+                     endless(run, {"--set", "schedule.steps=300"}));
+    REQUIRE(job.wait_until([&] { return last_step(run) >= 3; }));
+    REQUIRE(job.signal(1, SIGKILL));
+    const ProgramResult result = job.finish();
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+    CHECK(starts_of(run) == 2);
+    CHECK(events_of(run, "host_out").empty());
+    CHECK(newest_whole_checkpoint(run) == 300);
+    CHECK(contains(result.output, "ranks were lost (exit code 1): rank 1 (host "));
+    CHECK(contains(read(run / "supervise.log"), "supervise: ended with exit code 0\n"));
+}
+
+TEST_CASE("srun starts the ranks in a Slurm allocation", "[supervise]") {
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    // The stand-in starts the program, which follows the options.
+    write(directory / "srun",
+          "#!/bin/sh\necho \"$*\" >> \"$0.log\"\n"
+          "while [ \"${1#--}\" != \"$1\" ]; do shift; done\nexec \"$@\"\n");
+    fs::permissions(directory / "srun", fs::perms::owner_all);
+    const ProgramResult result = run_program(
+        Arguments{binary(), "supervise", "--no-selfcheck", "--port",
+                  std::to_string(free_port()), "--"} +
+            endless(run, {"--stop-at", "3"}),
+        {{"PATH", directory.path() + ":" + std::getenv("PATH")},
+         {"SLURM_JOB_ID", "4711"},
+         {"SLURM_JOB_NODELIST", "localhost"},
+         {"SLURM_TASKS_PER_NODE", "2"},
+         {"OMP_NUM_THREADS", "1"}});
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+    CHECK(newest_whole_checkpoint(run) == 3);
+    CHECK(contains(result.output, " on 2 × "));
+    CHECK(contains(read(directory / "srun.log"), "--overlap"));
+    CHECK(contains(read(directory / "srun.log"), "--nodelist=localhost"));
+}
+
+TEST_CASE("errors that a restart cannot mend end a supervised job at once", "[supervise]") {
+    const NamedHosts hosts;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    const auto job = [&](const Arguments& more, const Arguments& options = {}) {
+        return run_program(hosts.supervise(2, 0, Arguments{"--no-selfcheck"} + options) +
+                               endless(run, more),
+                           surroundings);
+    };
+    // Before anything starts
+    const ProgramResult layers = job({"--set", "model.n_layer=0"});
+    INFO(layers.output);
+    CHECK(layers.exit_code == 1);
+    CHECK(contains(layers.output, "model.n_layer"));
+    CHECK_FALSE(fs::exists(run / "supervise.log"));
+    // On the ranks: the data are not there
+    const ProgramResult data = job({"--set", "data.train=" + (directory / "none_*.bin")});
+    INFO(data.output);
+    CHECK(data.exit_code == 1);
+    CHECK(contains(data.output, "does not start the ranks again, since they would fail again"));
+    CHECK(events_of(run, "ranks_start").size() == 1);
+    // By `plan`
+    const ProgramResult feed = job({"--set", "batch.tokens_per_step=512"});
+    INFO(feed.output);
+    CHECK(feed.exit_code == 1);
+    CHECK(contains(feed.output, "the run cannot start: a step of 4 micro-batches cannot feed 6"));
+    CHECK(events_of(run, "ranks_start").size() == 1);
+    CHECK(job({"--bogus"}).exit_code == 2);
+}
+
+TEST_CASE("a host that does not see the run's folder is refused before the first start",
+          "[supervise]") {
+    const NamedHosts hosts;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    write(directory / "enter",
+          concat("#!/bin/sh\nexec unshare -m sh -c 'mount -t tmpfs none ", directory.path(),
+                 " && exec sh -c \"$0\"' \"$2\"\n"));
+    fs::permissions(directory / "enter", fs::perms::owner_all);
+    if (run_program({directory / "enter", "x", "true"}).exit_code != 0) {
+        std::printf("skipped: another host's folder, since mounts are not permitted here\n");
+        return;
+    }
+    write(directory / "hosts", "far slots=1\n");
+    const ProgramResult result =
+        run_program(Arguments{binary(), "supervise", "--hosts", directory / "hosts", "--ssh",
+                              directory / "enter", "--no-selfcheck", "--"} +
+                        endless(run),
+                    surroundings);
+    INFO(result.output);
+    CHECK(result.exit_code == 1);
+    CHECK(contains(result.output, "host far has started no ranks: the run folder"));
+    CHECK(contains(result.output, "put run_dir on storage that all hosts see"));
+}
+
+TEST_CASE("supervise refuses what it cannot run, in a sentence", "[supervise]") {
+    const TemporaryDirectory directory;
+    write(directory / "hosts", "a slots=2\nb slots=2\n");
+    write(directory / "none", "# nobody\n");
+    write(directory / "local", "localhost slots=2\nb slots=2\n");
+    const auto refused = [&](const Arguments& arguments, int code, const std::string& part) {
+        const ProgramResult result =
+            run_program(Arguments{binary(), "supervise"} + arguments, surroundings);
+        INFO(result.output);
+        CHECK(result.exit_code == code);
+        CHECK(contains(result.output, part));
+    };
+    const std::string hosts = directory / "hosts";
+    refused({"--hosts", hosts}, 2, "supervise needs the command that it runs after --");
+    refused({"--hosts", hosts, "--"}, 2, "supervise needs the command that it runs after --");
+    refused({"--hosts", hosts, "--", "sample", "x"}, 2,
+            "supervise runs `train` alone, and after -- there is \"sample\"");
+    refused({"--hosts", hosts, "--", "train", "--help"}, 2, "does not train");
+    refused({"--hosts", hosts, "--", "train", "c.json", "--bogus"}, 2, "--bogus");
+    refused({"--hosts", hosts, "--spares", "2", "--", "train", "quickstart"}, 2,
+            "--spares 2 leaves no host to train on; there are 2 hosts");
+    refused({"--hosts", directory / "gone", "--", "train", "quickstart"}, 1,
+            "there is no hosts file");
+    refused({"--hosts", directory / "none", "--", "train", "quickstart"}, 1, "names no host");
+    refused({"--hosts", directory / "local", "--", "train", "quickstart"}, 1,
+            "other hosts cannot find localhost by this name");
+    refused({"--on-host"}, 1, "is not an order");
+}

@@ -76,7 +76,8 @@ bool has(const std::string& text, const char* part) {
 bool tells_of_loss(const std::string& line) {
     for (const char* part : {") is dead", ") is hung", ") is stuck", " has not connected to rank 0",
                              "was stopped, or its host frozen", " did not come to rank 0",
-                             ") could not meet rank 0", "ended before all ranks had met"})
+                             ") could not meet rank 0", "ended before all ranks had met",
+                             "has ended, and so the other ranks end"})
         if (has(line, part)) return true;
     return false;
 }
@@ -92,9 +93,10 @@ std::vector<int> ranks_named(const std::string& line) {
     std::smatch found;
     static const std::regex absent("^ranks? ([0-9, and-]+) of [0-9]+ did not come");
     if (std::regex_search(line, found, absent)) return listed_ranks(found[1]);
+    // A line may name another rank after the one that it is about.
+    static const std::regex first(R"(^rank ([0-9]+)( \(|:| has not connected))");
+    if (std::regex_search(line, found, first)) return {std::stoi(found[1])};
     if (std::regex_search(line, found, rank_and_host())) return {std::stoi(found[1])};
-    static const std::regex slow(R"(^rank ([0-9]+)( \(|:| has not connected))");
-    if (std::regex_search(line, found, slow)) return {std::stoi(found[1])};
     return {};
 }
 
@@ -119,7 +121,7 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<std::string>& 
         const auto line = std::ranges::find_if(lines, condition);
         return line == lines.end() ? std::string() : *line;
     };
-    if (ended_with(2)) return {Kind::hopeless, 2, {}, lines.empty() ? "" : lines.front()};
+    if (ended_with(2)) return {Kind::hopeless, 2, {}, lines.empty() ? "" : lines.back()};
     if (is_done)
         return {.code = ended_with(3) ? 3 : ended_with(130) ? 130 : ended_with(75) ? 75 : 0};
     // When one rank is gone, the others end, too, some of them by a signal. The line knows which
@@ -136,7 +138,7 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<std::string>& 
     verdict.line = !error.empty() ? error : about(is_passing);
     if (verdict.line.empty() && !lines.empty()) {
         verdict.kind = Kind::hopeless;
-        verdict.line = lines.front();
+        verdict.line = lines.back();  // others may come before it, about devices and kernels
     }
     verdict.ranks = ranks_named(verdict.line);
     return verdict;

@@ -32,7 +32,11 @@ bool HostChecks::drop(size_t host, const std::string& reason) {
 void HostChecks::check_each() {
     std::vector<int> slots;
     for (const HostStatus& host : hosts_) slots.push_back(host.slots);
-    const std::vector<RankStarter::Answer> answers = starter_.check_each(slots);
+    // At first the selfcheck of all ranks together says more, unless there is one host.
+    const bool is_alone =
+        std::ranges::count(hosts_, Use::in_use, &HostStatus::use) == 1 && !has_started_;
+    const std::vector<RankStarter::Answer> answers = starter_.check_each(
+        slots, !job_.options.no_selfcheck && (has_started_ || is_alone));
     if (interrupted()) return;
     has_lost_host_ = false;
     for (size_t i = 0; i < hosts_.size(); ++i) {
@@ -58,14 +62,17 @@ std::vector<HostRanks> HostChecks::choose(int wanted) {
     for (const int world : worlds) {
         try {
             job_.config(world);
-            // The ranks themselves say so if the whole job does not fit.
-            const std::string reason = world == wanted ? "" : starter_.plan_on(used.front(), world);
+            // It has fitted on all of the ranks before.
+            const bool asks = world != wanted || !has_started_;
+            const std::string reason = asks ? starter_.plan_on(used.front(), world) : "";
             if (reason.empty()) return place_ranks(hosts_, used, world, sizes.tensor);
             if (refusal_.empty()) refusal_ = reason;
         } catch (const Error& error) {
             if (refusal_.empty()) refusal_ = error.what();
         }
         if (interrupted()) return {};
+        // Nobody has asked for fewer ranks than the hosts have.
+        if (world == wanted && !has_started_) return {};
         log_.line(concat("supervise: not on ", world, " ranks: ", refusal_));
     }
     return {};
@@ -107,7 +114,9 @@ std::vector<HostRanks> HostChecks::next_ranks(int wanted) {
                 std::ranges::all_of(hosts_, [](const HostStatus& h) { return h.is_good; });
             const std::string why =
                 refusal_.empty() ? "no host has passed its check, so that no rank can be started"
-                                 : "the run does not fit on the hosts that are left: " + refusal_;
+                                 : (has_started_ ? "the run does not fit on the hosts that are left: "
+                                                 : "the run cannot start: ") +
+                                       refusal_;
             if (!has_started_ || all_here) throw Error(why);
             log_.say(why);
             return {};

@@ -177,13 +177,14 @@ Verdict RankStarter::train(const std::vector<HostRanks>& ranks, int start) {
     return judge(all, failures);
 }
 
-std::vector<RankStarter::Answer> RankStarter::check_each(const std::vector<int>& slots) {
+std::vector<RankStarter::Answer> RankStarter::check_each(const std::vector<int>& slots,
+                                                         bool measures) {
     std::vector<HostOrder> orders;
     for (size_t host = 0; host < slots.size(); ++host) {
         HostOrder& order = orders.emplace_back(
             HostOrder{job_.hosts[host].name, order_of({host, 0, slots[host]})});
         order.order.arguments = selfcheck_arguments();
-        if (job_.options.no_selfcheck) {
+        if (!measures) {
             order.order.count = 1;
             order.order.arguments = {"--version"};
         }

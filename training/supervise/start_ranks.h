@@ -29,9 +29,9 @@ class RankStarter {
         bool sees_run = true;  // false: the host does not see the run's folder
         std::string reason;    // why it is not good, as the end of a sentence
     };
-    /// A selfcheck of each host's ranks by themselves, on all hosts at the same time, or with
-    /// --no-selfcheck only the question whether the host is there. By host.
-    std::vector<Answer> check_each(const std::vector<int>& slots);
+    /// A selfcheck of each host's ranks by themselves, on all hosts at the same time. Unless
+    /// `measures`, only the question whether the host is there. By host.
+    std::vector<Answer> check_each(const std::vector<int>& slots, bool measures);
 
     struct Selfcheck {
         bool is_good = false;

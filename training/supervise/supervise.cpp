@@ -16,6 +16,7 @@
 #include "training/supervise/host_checks.h"
 #include "training/supervise/start_ranks.h"
 #include "training/supervise/supervisor_log.h"
+#include "training/watch/run_history.h"
 
 namespace train_gpt {
 
@@ -27,6 +28,12 @@ namespace fs = std::filesystem;
 int64_t newest_checkpoint(const fs::path& run_dir) {
     const std::vector<fs::path> checkpoints = list_checkpoints(run_dir);
     return checkpoints.empty() ? -1 : checkpoint_step(checkpoints.front());
+}
+
+uintmax_t history_bytes(const fs::path& run_dir) {
+    std::error_code code;
+    const uintmax_t bytes = fs::file_size(run_dir / history_file, code);
+    return code ? 0 : bytes;
 }
 
 class Supervisor {
@@ -61,7 +68,9 @@ class Supervisor {
             Verdict verdict{.kind = Verdict::Kind::lost, .code = 1};
             if (!interrupted() && !ranks.empty()) verdict = train(start, ranks, before);
             if (interrupted() && ranks.empty()) verdict = stopped();
-            if (verdict.kind == Verdict::Kind::done) return verdict.code;
+            // Ranks get another signal than the supervisor.
+            if (verdict.kind == Verdict::Kind::done)
+                return verdict.code == 75 && interrupted() ? stopped_code() : verdict.code;
             if (verdict.kind == Verdict::Kind::hopeless) return give_up(verdict);
             if (interrupted()) return end_without(verdict);
             if (newest_checkpoint(run_dir_) > before) {
@@ -118,8 +127,11 @@ class Supervisor {
     }
 
     /// What two failures one after the other, without a checkpoint between them, have in common.
-    /// Returns false if another start would fail as well.
+    /// Returns false if another start would fail as well. So would a run that has never got as far
+    /// as its history, since that is mostly an error in its configuration or its data.
     bool learn_from(const Verdict& verdict, const std::vector<HostRanks>& ranks) {
+        has_begun_ |= history_bytes(run_dir_) != history_before_;
+        if (verdict.kind == Verdict::Kind::failed && !has_begun_) return false;
         std::vector<size_t> hosts;
         for (const int rank : verdict.ranks) hosts.push_back(host_of(rank, ranks));
         const bool same_error = verdict.kind == Verdict::Kind::failed &&
@@ -167,6 +179,8 @@ class Supervisor {
     RankStarter starter_;
     HostChecks checks_;
     const int wanted_;
+    const uintmax_t history_before_ = history_bytes(run_dir_);
+    bool has_begun_ = false;  // some start has
     int without_progress_ = 0;
     Verdict last_failure_;
     std::vector<size_t> last_hosts_;

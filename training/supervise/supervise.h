@@ -3,12 +3,13 @@
 // from its newest whole checkpoint, as `train` always does.
 //
 // A start:
-//   1. each host is asked, at the same time, whether it is there: a `selfcheck` of its own ranks
+//   1. all hosts are asked at the same time whether they are there; after a failure, by a
+//      `selfcheck` of their own ranks
 //   2. hosts that fail or do not answer get no ranks; spares take their places
-//   3. if there are fewer ranks than the job began with, `plan` on a host says on how many of them
-//      the run fits
-//   4. if no host has failed in 1, a `selfcheck` of all ranks together; hosts that it names get no
-//      ranks, and 2 to 4 come again
+//   3. `plan` on a host says whether the run fits; after a failure, on how many of the ranks that
+//      are left
+//   4. a `selfcheck` of all ranks together, unless a host has failed in 1 after a failure, which
+//      explains the failure; hosts that it names get no ranks, and 2 to 4 come again
 //   5. the ranks train
 //
 // Another start follows if ranks were lost or have failed (decisions.h). The job ends after

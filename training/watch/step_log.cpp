@@ -33,6 +33,13 @@ double elements_of_step(const RunStart& start, int64_t step) {
            static_cast<double>(start.trainer.optimizer.contributions()) * part;
 }
 
+/// The micro-batches of this rank in a step, as TrainLoader gives them out. Steps count from 0.
+int64_t micro_batches_of_rank(const RunStart& start, int64_t step) {
+    const int64_t all = start.micro_batches_of(step), ranks = start.mesh.size(Axis::data),
+                  place = start.mesh.at(Axis::data);
+    return (place + 1) * all / ranks - place * all / ranks;
+}
+
 }  // namespace
 
 StepLog::StepLog(const RunStart& start, Progress& progress, MetricsLog& metrics)
@@ -53,6 +60,11 @@ void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) 
     accounting_.add(times);
     pace_.add(seconds, times);
     const Schedule& schedule = start_.schedule;
+    slow_ranks_.add(times, micro_batches_of_rank(start_, number - 1));
+    if (slow_ranks_.is_due())
+        for (const std::string& line :
+             slow_ranks_.take(number, start_.mesh.world(), start_.mesh.at(Axis::pipeline)))
+            progress_.warn(line);
     const bool logged =
         number % start_.config.log.every == 0 || number == 1 || number == schedule.steps();
     if (!logged && number != schedule.start().step + 1) return;

@@ -10,6 +10,7 @@
 #include "training/run_start.h"
 #include "training/watch/metrics.h"
 #include "training/watch/progress.h"
+#include "training/watch/slow_ranks.h"
 #include "training/watch/step_accounting.h"
 #include "training/watch/step_pace.h"
 
@@ -32,7 +33,8 @@ class StepLog {
     /// All that is passed by reference must outlive the object.
     StepLog(const RunStart& start, Progress& progress, MetricsLog& metrics);
 
-    /// Records a finished step; `number` counts from 1. Takes the step's times from the clock.
+    /// Records a finished step; `number` counts from 1. Takes the step's times from the clock. All
+    /// ranks call it, with the same steps.
     void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
     /// Sets how many bytes this rank has sent in the step, by group of ranks.
     void sent(std::map<std::string, int64_t> bytes) { sent_ = std::move(bytes); }
@@ -58,6 +60,7 @@ class StepLog {
     MetricsLog& metrics_;
     StepAccounting accounting_;
     StepPace pace_;
+    SlowRanks slow_ranks_;
     double peak_flops_;  // the highest so far
     Stopwatch since_last_step_;
     std::map<std::string, int64_t> sent_;
