@@ -83,9 +83,7 @@ pid_t start_process(const ChildProcess& child) {
     return pid;
 }
 
-int exit_code_of(int status) {
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
+int exit_code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status); }
 
 Pipe open_pipe() {
     int ends[2];

@@ -40,8 +40,10 @@ class Hosts {
         for (int i = 0; i < hosts; ++i)
             text += concat(name(i), " slots=", slots, " address=", address(i), "\n");
         write(folder_ / "hosts", text);
-        return Arguments{binary(),   "supervise",          "--hosts", folder_ / "hosts",
-                         "--spares", std::to_string(spares), "--ssh",   folder_ / "ssh",
+        return Arguments{binary(),   "supervise",
+                         "--hosts",  folder_ / "hosts",
+                         "--spares", std::to_string(spares),
+                         "--ssh",    folder_ / "ssh",
                          "--port",   std::to_string(port_)} +
                more + Arguments{"--"};
     }
@@ -69,8 +71,8 @@ class Hosts {
                      "if [ -e \"$folder/cut-$1\" ]; then\n"
                      "    echo \"ssh: connect to host $1 port 22: No route to host\" >&2\n"
                      "    exit 255\nfi\necho $1 >> \"$folder/log\"\n",
-                     "cat | setsid ", enter, " env SUPERVISED_HOST=$1 sh -c \"$2\" | ",
-                     "env SSH_CLIENT_TO=$1 cat\n"));
+                     "env SSH_CLIENT_TO=$1 cat | setsid ", enter,
+                     " env SUPERVISED_HOST=$1 sh -c \"$2\" | cat\n"));
         fs::permissions(folder_ / "ssh", fs::perms::owner_all);
     }
     void kill_clients(int host) const {
@@ -81,8 +83,8 @@ class Hosts {
         std::vector<pid_t> found;
         for (const auto& entry : fs::directory_iterator("/proc")) {
             const pid_t process = std::atoi(entry.path().filename().c_str());
-            if (process > 0 && contains('\0' + read_of_process(entry.path() / "environ"),
-                                        '\0' + variable + '\0'))
+            if (process > 0 &&
+                contains('\0' + read_of_process(entry.path() / "environ"), '\0' + variable + '\0'))
                 found.push_back(process);
         }
         return found;

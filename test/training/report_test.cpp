@@ -780,6 +780,37 @@ TEST_CASE("a report tells how a run started, stopped and resumed", "[report]") {
                                              [7,"stopped (SIGTERM), resumed"]])"));
 }
 
+TEST_CASE("a report shows what a supervisor did to the run, and when", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {});
+    const auto at = [](int64_t seconds, const nlohmann::json& more) {
+        nlohmann::json json = {{"time", 1'700'000'000 + seconds}};
+        json.update(more);
+        return json.dump() + "\n";
+    };
+    write(run.history(),
+          at(0, {{"event", "start"}, {"step", 0}, {"resumes", false}}) +
+              at(60, {{"event", "start"}, {"step", 4}, {"resumes", true}}) +
+              at(90, {{"event", "end"}, {"step", 40}, {"reason", "complete"}, {"code", 0}}));
+    write(run.path() + "/supervise.jsonl",
+          at(-9, {{"event", "ranks_end"}, {"step", 30}, {"text", "of an earlier run"}}) +
+              at(50, {{"event", "ranks_end"},
+                      {"step", 7},
+                      {"kind", "lost"},
+                      {"text", "ranks were lost: rank 4 (host <b>) is dead"}}) +
+              at(55, {{"event", "host_out"}, {"step", 7}, {"text", "host b gets no ranks"}}) +
+              at(90, {{"event", "ranks_end"}, {"step", 40}, {"kind", "done"}, {"text", "ended"}}));
+    const std::string page = report_page(opened({run.path()}));
+    CHECK(contains(page,
+                   "2023-11-14 22:14 UTC: supervisor: ranks were lost: rank 4 (host "
+                   "&lt;b&gt;) is dead"));
+    CHECK_FALSE(contains(page, "of an earlier run"));
+    CHECK(data_of(page).at("runs").at(0).at("marks") == nlohmann::json::parse(R"([
+        [4,"resumed after an end that was not recorded"],
+        [7,"supervisor: ranks were lost: rank 4 (host <b>) is dead, supervisor: host b gets no ranks"]
+    ])"));
+}
+
 TEST_CASE("a page shows the first and last samples and some between them", "[report]") {
     const TemporaryDirectory directory;
     const MadeRun run(directory / "run", {});

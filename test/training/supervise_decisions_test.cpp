@@ -1,6 +1,4 @@
 // The hosts of a supervised job, and what a supervisor decides.
-#include "training/supervise/decisions.h"
-
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -11,6 +9,7 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/supervise/decisions.h"
 #include "training/supervise/hosts.h"
 
 using namespace train_gpt;
@@ -77,8 +76,8 @@ TEST_CASE("good hosts in use stay, then come spares, then hosts that were out",
         const int unit = 1 << random_int(0, 2);
         for (HostStatus& host : hosts)
             host = {.slots = static_cast<int>(random_int(1, 9)),
-                    .use = std::vector{Use::in_use, Use::spare, Use::out}[static_cast<size_t>(
-                        random_int(0, 2))],
+                    .use = std::vector{Use::in_use, Use::spare,
+                                       Use::out}[static_cast<size_t>(random_int(0, 2))],
                     .is_good = random_int(0, 3) > 0};
         const int wanted = static_cast<int>(random_int(1, 40));
         const std::vector<size_t> used = hosts_to_use(hosts, wanted, unit);

@@ -23,8 +23,9 @@ constexpr int usual_port = 29500;
 /// The command that is supervised, understood. Throws UsageError if it is not `train`.
 CommandLine inner_command(const std::vector<std::string>& words) {
     if (words.empty())
-        throw UsageError("supervise needs the command that it runs after --: train_gpt supervise "
-                         "--hosts hosts -- train CONFIG");
+        throw UsageError(
+            "supervise needs the command that it runs after --: train_gpt supervise "
+            "--hosts hosts -- train CONFIG");
     if (words.front() != "train")
         throw UsageError("supervise runs `train` alone, and after -- there is \"", words.front(),
                          "\": train_gpt supervise --hosts hosts -- train CONFIG");
@@ -34,8 +35,9 @@ CommandLine inner_command(const std::vector<std::string>& words) {
     for (std::string& text : texts) pointers.push_back(text.data());
     const CommandLine inner = parse_command_line(static_cast<int>(texts.size()), pointers.data());
     if (inner.command != CommandLine::Command::train || inner.print_config)
-        throw UsageError("the command after -- does not train; ask for help and for the "
-                         "configuration without supervise");
+        throw UsageError(
+            "the command after -- does not train; ask for help and for the "
+            "configuration without supervise");
     return inner;
 }
 

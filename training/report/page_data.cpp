@@ -233,6 +233,16 @@ std::vector<RunMark> joined(const std::vector<RunMark>& marks) {
 
 }  // namespace
 
+std::vector<Json> supervisor_events(const RecordedRun& run) {
+    std::vector<Json> events;
+    const auto time_of = [](const Json& line) { return number_of(line.value("time", Json())); };
+    for (const Json& line : run.supervised())
+        if (!run.history().empty() && line.value("text", Json()).is_string() &&
+            line.value("kind", Json()) != "done" && time_of(line) >= time_of(run.history().front()))
+            events.push_back(line);
+    return events;
+}
+
 std::vector<RunMark> marks_of(const RecordedRun& run) {
     std::vector<RunMark> marks;
     const auto add = [&](int64_t step, const std::string& text) { marks.push_back({step, text}); };
@@ -247,6 +257,9 @@ std::vector<RunMark> marks_of(const RecordedRun& run) {
             add(step, "stopped (" + shortened(reason.get<std::string>(), 200) + ")");
         if (event == "start" || event == "end") ended = event == "end";
     }
+    for (const Json& line : supervisor_events(run))
+        add(line["step"].get<int64_t>(),
+            "supervisor: " + shortened(line["text"].get<std::string>(), 200));
     std::ranges::stable_sort(marks, {}, &RunMark::step);
     return joined(marks);
 }

@@ -21,12 +21,16 @@ namespace train_gpt {
 /// Curves without points are left out.
 std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int pixels);
 
-/// A start or an end of the run within its steps.
+/// What a supervisor did after the run's first start, without ends of ranks that have not failed:
+/// lines of supervise.jsonl.
+std::vector<Json> supervisor_events(const RecordedRun& run);
+
+/// A start or an end of the run within its steps, or what a supervisor did.
 struct RunMark {
     int64_t step = 0;
     std::string text;  // "stopped (SIGTERM), resumed"
 };
-/// Where the run stopped or resumed, in the order of steps. If there are many marks, marks that are
+/// Where the run stopped or resumed, and why it was started again, in the order of steps. If there are many marks, marks that are
 /// near each other become one, until about a hundred are left.
 std::vector<RunMark> marks_of(const RecordedRun& run);
 

@@ -1,11 +1,14 @@
 #include "training/report/page_provenance.h"
 
+#include <algorithm>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "base/formatted.h"
 #include "device/memory.h"
 #include "training/report/html_text.h"
+#include "training/report/page_data.h"
 
 namespace train_gpt {
 
@@ -111,17 +114,28 @@ std::string event_html(const Json& line) {
     return "<li>" + utc_time(time) + ": " + text + html(field_text(line, "step")) + "</li>";
 }
 
-/// When the run started and ended, a line each; of many the first and the last ones.
+/// When the run started and ended, and what a supervisor did, a line each; of many the first and
+/// the last ones.
 std::string events_html(const RecordedRun& run) {
     constexpr size_t most_at_an_end = 20;
-    std::vector<const Json*> events;
+    std::vector<std::pair<double, std::string>> events;  // time, line
+    const auto add = [&](const Json& line, const std::string& text) {
+        events.emplace_back(number_of(line.value("time", Json())), text);
+    };
     int64_t checkpoints = 0;
     for (const Json& line : run.history()) {
         const std::string event = field_text(line, "event");
         checkpoints += event == "checkpoint" ? 1 : 0;
-        if (event == "start" || event == "end") events.push_back(&line);
+        if (event == "start" || event == "end") add(line, event_html(line));
     }
     if (events.empty()) return "";
+    if (const std::vector<Json> supervised = supervisor_events(run); !supervised.empty()) {
+        for (const Json& line : supervised)
+            add(line,
+                "<li>" + utc_time(static_cast<int64_t>(number_of(line.value("time", Json())))) +
+                    ": supervisor: " + html(shortened(field_text(line, "text"), 300)) + "</li>");
+        std::ranges::stable_sort(events, {}, &std::pair<double, std::string>::first);
+    }
     std::string text;
     for (size_t i = 0; i < events.size(); ++i) {
         if (i == most_at_an_end && events.size() > 2 * most_at_an_end) {
@@ -129,7 +143,7 @@ std::string events_html(const RecordedRun& run) {
             text += concat("<li>… and ", left_out, " more, all of which are in history.jsonl</li>");
             i += left_out;
         }
-        text += event_html(*events[i]);
+        text += events[i].second;
     }
     return "<ul class=\"files\">" + text + "</ul>" +
            (checkpoints > 0

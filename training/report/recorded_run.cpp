@@ -17,6 +17,7 @@
 #include "training/config/load_config.h"
 #include "training/config/resolved_config.h"
 #include "training/files/run_folder.h"
+#include "training/supervise/supervisor_log.h"
 #include "training/watch/router_log.h"
 #include "training/watch/run_history.h"
 
@@ -241,6 +242,8 @@ void RecordedRun::update() {
             history_.clear();
         history_.push_back(line);
     });
+    read_lines(supervisor_events_file, supervisor_lines_,
+               [&](const Json& line) { supervised_.push_back(line); });
     read_lines(routers_log_file, routers_lines_,
                [&](const Json& line) { add_snapshot(routers_, line); });
     read_documents();
@@ -355,6 +358,7 @@ std::vector<std::string> RecordedRun::notes() const {
     std::vector<std::string> notes;
     for (const auto& [name, lines] : {std::pair{metrics_file, &metrics_lines_},
                                       {history_file, &history_lines_},
+                                      {supervisor_events_file, &supervisor_lines_},
                                       {routers_log_file, &routers_lines_}}) {
         const std::string file = (folder_ / name).string();
         if (lines->bad == 1)

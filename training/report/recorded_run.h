@@ -61,6 +61,8 @@ class RecordedRun {
     const MetricsTable& evaluations() const { return evaluations_; }
     /// The lines of history.jsonl that belong to this run; empty for runs of older versions.
     const std::vector<Json>& history() const { return history_; }
+    /// The lines of supervise.jsonl, also of earlier runs in the folder; empty without a supervisor.
+    const std::vector<Json>& supervised() const { return supervised_; }
     /// The lines of routers.jsonl.
     const std::vector<RouterSnapshot>& routers() const { return routers_; }
     /// The last start in the history; null if none is recorded.
@@ -107,9 +109,9 @@ class RecordedRun {
 
     std::filesystem::path folder_;
     size_t most_rows_;
-    Lines metrics_lines_, history_lines_, routers_lines_;
+    Lines metrics_lines_, history_lines_, routers_lines_, supervisor_lines_;
     MetricsTable training_, evaluations_;
-    std::vector<Json> history_;
+    std::vector<Json> history_, supervised_;
     std::vector<RouterSnapshot> routers_;
     std::map<std::string, Json> config_;
     Json manifest_, choices_;

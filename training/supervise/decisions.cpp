@@ -68,16 +68,14 @@ std::vector<int> listed_ranks(const std::string& list) {
     return ranks;
 }
 
-bool has(const std::string& text, const char* part) {
-    return text.find(part) != std::string::npos;
-}
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 /// Whether a line tells of a rank that is gone or cannot be reached, rather than of an error.
 bool tells_of_loss(const std::string& line) {
-    for (const char* part : {") is dead", ") is hung", ") is stuck", " has not connected to rank 0",
-                             "was stopped, or its host frozen", " did not come to rank 0",
-                             ") could not meet rank 0", "ended before all ranks had met",
-                             "has ended, and so the other ranks end"})
+    for (const char* part :
+         {") is dead", ") is hung", ") is stuck", " has not connected to rank 0",
+          "was stopped, or its host frozen", " did not come to rank 0", ") could not meet rank 0",
+          "ended before all ranks had met", "has ended, and so the other ranks end"})
         if (has(line, part)) return true;
     return false;
 }

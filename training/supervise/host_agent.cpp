@@ -19,8 +19,12 @@
 namespace train_gpt {
 
 std::string AgentOrder::packed() const {
-    const Json json = {{"directory", directory}, {"arguments", arguments}, {"variables", variables},
-                       {"first", first},         {"count", count},         {"mark", mark},
+    const Json json = {{"directory", directory},
+                       {"arguments", arguments},
+                       {"variables", variables},
+                       {"first", first},
+                       {"count", count},
+                       {"mark", mark},
                        {"mark_missing", mark_missing}};
     return to_text(json);
 }
@@ -36,8 +40,9 @@ AgentOrder AgentOrder::parse(const std::string& text) {
                 .mark = json.at("mark"),
                 .mark_missing = json.at("mark_missing")};
     } catch (const nlohmann::json::exception&) {
-        throw Error("supervise --on-host is started by train_gpt supervise alone; its input is not "
-                    "an order");
+        throw Error(
+            "supervise --on-host is started by train_gpt supervise alone; its input is not "
+            "an order");
     }
 }
 

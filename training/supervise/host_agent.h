@@ -26,7 +26,7 @@ struct AgentOrder {
     std::string directory = {};               // where the ranks start
     std::vector<std::string> arguments = {};  // of this program
     std::vector<std::string> variables = {};  // "NAME=value", of all ranks
-    int first = 0, count = 1;            // the numbers of the ranks
+    int first = 0, count = 1;                 // the numbers of the ranks
     // A file that this host must see, and what to say if it does not; empty: none.
     std::string mark = {}, mark_missing = {};
 

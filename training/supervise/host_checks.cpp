@@ -35,8 +35,8 @@ void HostChecks::check_each() {
     // At first the selfcheck of all ranks together says more, unless there is one host.
     const bool is_alone =
         std::ranges::count(hosts_, Use::in_use, &HostStatus::use) == 1 && !has_started_;
-    const std::vector<RankStarter::Answer> answers = starter_.check_each(
-        slots, !job_.options.no_selfcheck && (has_started_ || is_alone));
+    const std::vector<RankStarter::Answer> answers =
+        starter_.check_each(slots, !job_.options.no_selfcheck && (has_started_ || is_alone));
     if (interrupted()) return;
     has_lost_host_ = false;
     for (size_t i = 0; i < hosts_.size(); ++i) {
@@ -113,28 +113,32 @@ std::vector<HostRanks> HostChecks::next_ranks(int wanted) {
             const bool all_here =
                 std::ranges::all_of(hosts_, [](const HostStatus& h) { return h.is_good; });
             const std::string why =
-                refusal_.empty() ? "no host has passed its check, so that no rank can be started"
-                                 : (has_started_ ? "the run does not fit on the hosts that are left: "
-                                                 : "the run cannot start: ") +
-                                       refusal_;
+                refusal_.empty()
+                    ? "no host has passed its check, so that no rank can be started"
+                    : (has_started_ ? "the run does not fit on the hosts that are left: "
+                                    : "the run cannot start: ") +
+                          refusal_;
             if (!has_started_ || all_here) throw Error(why);
             log_.say(why);
             return {};
         }
-        const bool checks = ranks.size() > 1 && !job_.options.no_selfcheck &&
-                            (!has_started_ || !has_lost_host_);
-        const size_t good = static_cast<size_t>(std::ranges::count_if(hosts_, &HostStatus::is_good));
+        const bool checks =
+            ranks.size() > 1 && !job_.options.no_selfcheck && (!has_started_ || !has_lost_host_);
+        const size_t good =
+            static_cast<size_t>(std::ranges::count_if(hosts_, &HostStatus::is_good));
         if (!checks || check_together(ranks)) {
             if (interrupted()) break;
             mark_used(ranks);
             return ranks;
         }
         // Hosts that it has named get no ranks; without such hosts, the next start checks again.
-        const size_t left = static_cast<size_t>(std::ranges::count_if(hosts_, &HostStatus::is_good));
+        const size_t left =
+            static_cast<size_t>(std::ranges::count_if(hosts_, &HostStatus::is_good));
         if (left == good) {
             if (!has_started_)
-                throw Error("the selfcheck of all ranks has failed on no host in particular, so "
-                            "that no rank is started; --no-selfcheck starts them anyway");
+                throw Error(
+                    "the selfcheck of all ranks has failed on no host in particular, so "
+                    "that no rank is started; --no-selfcheck starts them anyway");
             return {};
         }
     }

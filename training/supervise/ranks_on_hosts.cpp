@@ -121,11 +121,16 @@ class HostConnection {
 
     bool has_ended() const { return pid_ <= 0; }
     const HostEnd& end() const { return end_; }
+    /// Whether a rank has failed, or none was started.
     bool has_failed() const {
-        if (!end_.refusal.empty()) return true;
-        for (const RankEnd& rank : end_.ranks)
-            if (rank ? *rank != 0 && *rank != 75 && *rank != 130 : has_ended()) return true;
-        return false;
+        return !end_.refusal.empty() || std::ranges::any_of(end_.ranks, [](const RankEnd& rank) {
+            return rank && *rank != 0 && *rank != 75 && *rank != 130;
+        });
+    }
+    /// Whether the connection has ended before the ranks.
+    bool is_lost() const {
+        return has_ended() && end_.refusal.empty() &&
+               std::ranges::any_of(end_.ranks, [](const RankEnd& rank) { return !rank; });
     }
     void add_waits(std::vector<pollfd>& waits) const {
         for (const LineReader* reader : {&output_, &error_})
@@ -170,15 +175,14 @@ class HostConnection {
             return;
         }
         int rank = 0;
-        const auto [stop, code] =
-            std::from_chars(line.data() + std::min<size_t>(3, line.size()),
-                            line.data() + line.size(), rank);
+        const auto [stop, code] = std::from_chars(line.data() + std::min<size_t>(3, line.size()),
+                                                  line.data() + line.size(), rank);
         const int at = rank - first_;
         if (kind == '\0' || code != std::errc() || at < 0 || at >= std::ssize(end_.ranks))
             return note(host, line, on_line);
         end_.has_answered = true;
-        const size_t begin = std::min<size_t>(static_cast<size_t>(stop - line.data()) + 1,
-                                              line.size());
+        const size_t begin =
+            std::min<size_t>(static_cast<size_t>(stop - line.data()) + 1, line.size());
         const std::string rest = line.substr(begin);
         if (kind == 'o' || kind == 'e')
             on_line({host, rank, kind == 'e', rest});
@@ -205,7 +209,7 @@ std::vector<HostEnd> run_on_hosts(const Reach& reach, const std::vector<HostOrde
         hosts.push_back(std::make_unique<HostConnection>(reach, order));
     const Stopwatch since_start;
     double kill_at = limits.answer_seconds > 0 ? limits.answer_seconds : never, end_at = never;
-    bool is_failing = false, is_stopping = false;
+    bool is_failing = false, is_losing = false, is_stopping = false;
     const auto is_running = [](const auto& host) { return !host->has_ended(); };
     while (std::ranges::any_of(hosts, is_running)) {
         std::vector<pollfd> waits;
@@ -220,11 +224,14 @@ std::vector<HostEnd> run_on_hosts(const Reach& reach, const std::vector<HostOrde
             else
                 hosts.front()->tell("stop");
         }
-        if (!is_failing &&
-            std::ranges::any_of(hosts, [](const auto& host) { return host->has_failed(); })) {
-            is_failing = true;
-            kill_at = std::min(kill_at, now + limits.grace_seconds);
-        }
+        const auto end_soon = [&](bool& known, bool (HostConnection::*happened)() const,
+                                  double seconds) {
+            if (known) return;
+            known = std::ranges::any_of(hosts, [&](const auto& h) { return (*h.*happened)(); });
+            if (known && end_at == never) kill_at = std::min(kill_at, now + seconds);
+        };
+        end_soon(is_failing, &HostConnection::has_failed, limits.grace_seconds);
+        end_soon(is_losing, &HostConnection::is_lost, limits.loss_seconds);
         if (now > kill_at) {
             for (const auto& host : hosts) host->tell("kill");
             kill_at = never;

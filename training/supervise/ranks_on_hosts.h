@@ -56,8 +56,12 @@ struct RankLine {
 
 struct RankLimits {
     double answer_seconds = 0;  // until all ranks have ended; 0: no limit
-    // After the first failure, the others have so long to end by themselves.
+    // After the first rank has failed, the others have so long to end by themselves; their
+    // watchdogs know of it.
     double grace_seconds = 10;
+    // The same after a connection to a host was lost. The ranks may still save a checkpoint, since
+    // an agent whose input has ended stops them.
+    double loss_seconds = 10;
 };
 
 /// Starts all ranks, and returns when all have ended or were ended, in the order of `orders`.

@@ -116,7 +116,8 @@ AgentOrder RankStarter::order_of(const HostRanks& part) const {
             .count = part.count,
             .mark = mark_.string(),
             .mark_missing =
-                concat("the run folder ", folder, " on this host is not the one that the supervisor "
+                concat("the run folder ", folder,
+                       " on this host is not the one that the supervisor "
                        "writes to; put run_dir on storage that all hosts see, at the same path")};
 }
 
@@ -149,7 +150,7 @@ void RankStarter::show(const std::string& host, const RankLine& line) {
 // ---- What is started ----------------------------------------------------------------------------
 
 Verdict RankStarter::train(const std::vector<HostRanks>& ranks, int start) {
-    constexpr double end_seconds = 30;  // of a rank whose watchdog has ended it
+    constexpr double end_seconds = 30;  // a watchdog ends its rank much sooner
     const int world = ranks.back().first + ranks.back().count;
     const std::vector<std::string> shared =
         variables(world, address_of(ranks.front().host, start % ports_of_starts));
@@ -162,7 +163,8 @@ Verdict RankStarter::train(const std::vector<HostRanks>& ranks, int start) {
     std::vector<std::string> failures;
     const std::vector<HostEnd> ends = run_on_hosts(
         job_.reach, orders,
-        {.grace_seconds = config_.parallel.timeout_seconds + end_seconds},
+        {.grace_seconds = end_seconds,
+         .loss_seconds = config_.parallel.timeout_seconds + end_seconds},
         [&](const RankLine& line) {
             show(orders[line.host].host, line);
             if (const std::string failure = failure_in(line); !failure.empty())
@@ -181,21 +183,22 @@ std::vector<RankStarter::Answer> RankStarter::check_each(const std::vector<int>&
                                                          bool measures) {
     std::vector<HostOrder> orders;
     for (size_t host = 0; host < slots.size(); ++host) {
-        HostOrder& order = orders.emplace_back(
-            HostOrder{job_.hosts[host].name, order_of({host, 0, slots[host]})});
+        HostOrder& order =
+            orders.emplace_back(HostOrder{job_.hosts[host].name, order_of({host, 0, slots[host]})});
         order.order.arguments = selfcheck_arguments();
         if (!measures) {
             order.order.count = 1;
             order.order.arguments = {"--version"};
         }
-        const int port = job_.options.port == 0 ? free_port()
-                                                : job_.options.port + ports_of_starts +
-                                                      static_cast<int>(host);
+        const int port = job_.options.port == 0
+                             ? free_port()
+                             : job_.options.port + ports_of_starts + static_cast<int>(host);
         order.order.variables = variables(order.order.count, concat("127.0.0.1:", port));
     }
     std::vector<std::string> failures(orders.size());
     const std::vector<HostEnd> ends = run_on_hosts(
-        job_.reach, orders, {.answer_seconds = job_.options.patience, .grace_seconds = 1e9},
+        job_.reach, orders,
+        {.answer_seconds = job_.options.patience, .grace_seconds = 1e9, .loss_seconds = 1e9},
         [&](const RankLine& line) {
             log_.line(concat(orders[line.host].host, " check: ", printable(line.text)));
             if (std::string& failure = failures[line.host]; failure.empty())
@@ -205,8 +208,8 @@ std::vector<RankStarter::Answer> RankStarter::check_each(const std::vector<int>&
     std::vector<Answer> answers;
     for (size_t host = 0; host < ends.size(); ++host)
         answers.push_back({.is_good = ends[host].all_succeeded(),
-                           .sees_run = ends[host].refusal.find(
-                                           orders[host].order.mark_missing) == std::string::npos,
+                           .sees_run = ends[host].refusal.find(orders[host].order.mark_missing) ==
+                                       std::string::npos,
                            .reason = reason_of(ends[host], failures[host])});
     return answers;
 }

@@ -78,8 +78,7 @@ class Supervisor {
                 last_failure_ = {};
             }
             if (!ranks.empty() && !learn_from(verdict, ranks)) return give_up(verdict);
-            if (++without_progress_ > job_.options.max_restarts)
-                return give_up_after_many();
+            if (++without_progress_ > job_.options.max_restarts) return give_up_after_many();
             const double seconds = backoff_seconds(without_progress_, job_.options.backoff);
             log_.say(concat("starts the ranks again",
                             seconds > 0 ? concat(" in ", seconds, " s") : std::string()));
@@ -94,18 +93,15 @@ class Supervisor {
         std::string text;
         for (const HostRanks& part : ranks) {
             names.push_back(job_.hosts[part.host].name);
-            text += concat(text.empty() ? "" : ", ", job_.hosts[part.host].name, " (",
-                           part.count, ")");
+            text +=
+                concat(text.empty() ? "" : ", ", job_.hosts[part.host].name, " (", part.count, ")");
         }
-        log_.record("ranks_start",
-                    concat("start ", start, ": ", world, world == 1 ? " rank" : " ranks", " on ",
-                           text,
-                           checkpoint >= 0 ? concat(", from the checkpoint of step ", checkpoint)
-                                           : std::string()),
-                    {{"start", start},
-                     {"ranks", world},
-                     {"hosts", names},
-                     {"checkpoint", checkpoint}});
+        log_.record(
+            "ranks_start",
+            concat("start ", start, ": ", world, world == 1 ? " rank" : " ranks", " on ", text,
+                   checkpoint >= 0 ? concat(", from the checkpoint of step ", checkpoint)
+                                   : std::string()),
+            {{"start", start}, {"ranks", world}, {"hosts", names}, {"checkpoint", checkpoint}});
         const Verdict verdict = starter_.train(ranks, start);
         constexpr const char* kinds[] = {"done", "lost", "failed", "hopeless"};
         constexpr const char* texts[] = {"the ranks have ended", "ranks were lost",

@@ -24,9 +24,10 @@ double median(std::vector<double> values) {
 }
 
 std::string packed(const RankWork& work) {
-    return to_text(
-        Json{{"host", work.host}, {"seconds", work.times.seconds}, {"n", work.micro_batches},
-             {"stage", work.stage}});
+    return to_text(Json{{"host", work.host},
+                        {"seconds", work.times.seconds},
+                        {"n", work.micro_batches},
+                        {"stage", work.stage}});
 }
 
 RankWork unpacked(const std::string& text) {
@@ -82,12 +83,12 @@ std::vector<std::string> SlowRanks::take(int64_t last_step, const World& world, 
              {StepPhase::compute, StepPhase::data, StepPhase::optimizer, StepPhase::communication})
             parts += concat(parts.empty() ? "" : ", ", name_of(phase), " ",
                             formatted("%.0f%%", 100 * its.times[phase] / its.times.total()));
-        lines.push_back(concat(
-            world.describe(found.rank), " (host ", its.host, ") is slow: in steps ",
-            last_step - steps_ + 1, " to ", last_step, " its own work took ",
-            formatted("%.1f", found.ratio),
-            " times as long as the median of the other ranks, which wait for it; its time: ",
-            parts));
+        lines.push_back(
+            concat(world.describe(found.rank), " (host ", its.host, ") is slow: in steps ",
+                   last_step - steps_ + 1, " to ", last_step, " its own work took ",
+                   formatted("%.1f", found.ratio),
+                   " times as long as the median of the other ranks, which wait for it; its time: ",
+                   parts));
     }
     slow_ = std::move(slow);
     steps_ = 0;
