@@ -2,7 +2,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -31,6 +34,12 @@ Arguments run_arguments(const fs::path& run, const Arguments& more = {}) {
                        more);
     arguments.erase(arguments.begin());  // the program
     return arguments;
+}
+
+/// Waits until the condition holds, and shows what the job has printed if it ends without it.
+void require_while_running(Job& job, const std::function<bool()>& condition) {
+    if (job.wait_until(condition)) return;
+    FAIL("the job has ended: " << job.finish().output);
 }
 
 /// The events of a job, by name.
@@ -93,16 +102,16 @@ double cut_a_job(const Hosts& hosts, const Cut& cut) {
                      run_arguments(run));
     const int64_t step = random_int(3, steps - 30);
     CAPTURE(cut.host, cut.cable, cut.spare, step);
-    REQUIRE(job.wait_until([&] { return last_step(run) >= step; }));
+    require_while_running(job, [&] { return last_step(run) >= step; });
     job.mark();
     if (cut.cable)
         dynamic_cast<const NetworkHosts&>(hosts).cut_cable(cut.host);
     else
         hosts.kill(cut.host);
     // The last step of the first start may still be in the metrics until the second one begins.
-    REQUIRE(job.wait_until([&] { return starts_of(run) == 2; }));
+    require_while_running(job, [&] { return starts_of(run) == 2; });
     const int64_t resumed = last_step(run);
-    REQUIRE(job.wait_until([&] { return last_step(run) > resumed; }));
+    require_while_running(job, [&] { return last_step(run) > resumed; });
     const double seconds = job.seconds_since_mark();
     const ProgramResult result = job.finish();
     INFO(result.output);
@@ -178,7 +187,7 @@ TEST_CASE("a supervised job begins with selfchecks, and a signal ends it after a
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     Job job(run, hosts.supervise(2, 0, quick_selfcheck) + endless(run), {{"NCCL_DEBUG", "WARN"}});
-    REQUIRE(job.wait_for_step(random_int(3, 8)));
+    require_while_running(job, [&] { return last_step(run) >= 3; });
     for (const Process& process : processes_of(run)) {
         if (process.rank < 0) continue;
         const std::string variables = read_of_process(concat("/proc/", process.pid, "/environ"));
@@ -203,7 +212,7 @@ TEST_CASE("a job on this machine alone needs no hosts file, and a rank that is k
     Job job(run, Arguments{binary(), "supervise", "--ranks", "2", "--no-selfcheck", "--threads",
                            "1", "--"} +
                      endless(run, {"--set", "schedule.steps=300"}));
-    REQUIRE(job.wait_until([&] { return last_step(run) >= 3; }));
+    require_while_running(job, [&] { return last_step(run) >= 3; });
     REQUIRE(job.signal(1, SIGKILL));
     const ProgramResult result = job.finish();
     INFO(result.output);

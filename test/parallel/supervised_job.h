@@ -51,7 +51,7 @@ class Hosts {
     /// Ends everything that runs on a host at once; the host does not come back.
     void kill(int host) const {
         write(folder_ / ("cut-" + name(host)), "");
-        kill_processes("SUPERVISED_HOST=" + name(host));
+        kill_processes("SUPERVISED_HOST=" + id_of(name(host)));
         kill_clients(host);
     }
     /// A host comes back.
@@ -71,12 +71,14 @@ class Hosts {
                      "if [ -e \"$folder/cut-$1\" ]; then\n"
                      "    echo \"ssh: connect to host $1 port 22: No route to host\" >&2\n"
                      "    exit 255\nfi\necho $1 >> \"$folder/log\"\n",
-                     "env SSH_CLIENT_TO=$1 cat | setsid ", enter,
-                     " env SUPERVISED_HOST=$1 sh -c \"$2\" | cat\n"));
+                     "env SSH_CLIENT_TO=$folder/$1 cat | setsid ", enter,
+                     " env SUPERVISED_HOST=$folder/$1 sh -c \"$2\" | cat\n"));
         fs::permissions(folder_ / "ssh", fs::perms::owner_all);
     }
+    /// Other tests have hosts of the same names at the same time.
+    std::string id_of(const std::string& host) const { return folder_ / host; }
     void kill_clients(int host) const {
-        for (const pid_t process : with_variable("SSH_CLIENT_TO=" + name(host)))
+        for (const pid_t process : with_variable("SSH_CLIENT_TO=" + id_of(name(host))))
             ::kill(-::getpgid(process), SIGKILL);
     }
     static std::vector<pid_t> with_variable(const std::string& variable) {
@@ -135,7 +137,7 @@ class NetworkHosts : public Hosts {
     }
     ~NetworkHosts() override {
         for (const char* host : {"node-a", "node-b", "node-c"})
-            kill_processes(concat("SUPERVISED_HOST=", host));
+            kill_processes("SUPERVISED_HOST=" + id_of(host));
         for (const pid_t holder : holders_) {
             ::kill(holder, SIGKILL);
             ::waitpid(holder, nullptr, 0);

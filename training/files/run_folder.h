@@ -9,6 +9,8 @@
 //   fingerprints.jsonl hashes of the tensors after some steps: fingerprint_log.h
 //   routers.jsonl      how routers spread tokens over experts: router_log.h
 //   history.jsonl      what happened to the run, as a chain: history_chain.h, run_history.h
+//   supervise.log      of a supervised job: supervise/supervisor_log.h
+//   supervise.jsonl    the same: what the supervisor did
 //   report.html        a page about the run: report/report.h
 //   metrics.old.jsonl  the longest metrics.jsonl that a new run found here when there was no
 //                      checkpoint to resume from

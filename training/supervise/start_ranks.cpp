@@ -246,15 +246,21 @@ RankStarter::Selfcheck RankStarter::check_together(const std::vector<HostRanks>&
 }
 
 std::string RankStarter::plan_on(size_t host, int world) {
+    const std::vector<std::string> options{"--world", std::to_string(world)};
+    const auto checkpoints = list_checkpoints(config_.run_dir);
+    const int kept = config_.batch.micro_batch == 0 && !checkpoints.empty()
+                         ? read_choices(checkpoints.front()).micro_batch
+                         : 0;
+    if (kept == 0) return plan_on(host, options);
+    std::vector<std::string> with_kept = options;
+    with_kept.insert(with_kept.end(), {"--set", concat("batch.micro_batch=", kept)});
+    return plan_on(host, with_kept).empty() ? "" : plan_on(host, options);
+}
+
+std::string RankStarter::plan_on(size_t host, const std::vector<std::string>& options) {
     HostOrder order{job_.hosts[host].name, order_of({host, 0, 1})};
     order.order.arguments = job_.plan;
-    order.order.arguments.insert(order.order.arguments.end(), {"--world", std::to_string(world)});
-    // The run keeps the micro-batch that it has chosen, since its bits depend on it.
-    if (const auto checkpoints = list_checkpoints(config_.run_dir);
-        config_.batch.micro_batch == 0 && !checkpoints.empty())
-        if (const int kept = read_choices(checkpoints.front()).micro_batch; kept > 0)
-            order.order.arguments.insert(order.order.arguments.end(),
-                                         {"--set", concat("batch.micro_batch=", kept)});
+    order.order.arguments.insert(order.order.arguments.end(), options.begin(), options.end());
     std::string failure;
     const std::vector<HostEnd> ends = run_on_hosts(
         job_.reach, {order}, {.answer_seconds = job_.options.patience},

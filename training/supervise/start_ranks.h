@@ -41,10 +41,12 @@ class RankStarter {
     /// A selfcheck of all ranks together.
     Selfcheck check_together(const std::vector<HostRanks>& ranks);
 
-    /// Why the run does not fit on so many ranks, by `plan` on a host; empty if it fits.
+    /// Why the run does not fit on so many ranks, by `plan` on a host; empty if it fits. First with
+    /// the micro-batch that the run has kept, with which its bits stay the same, then with any.
     std::string plan_on(size_t host, int world);
 
   private:
+    std::string plan_on(size_t host, const std::vector<std::string>& options);
     AgentOrder order_of(const HostRanks& part) const;
     std::vector<std::string> variables(int world, const std::string& address) const;
     std::string address_of(size_t host, int port_offset) const;
