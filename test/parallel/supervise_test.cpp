@@ -91,14 +91,18 @@ struct Cut {
     int host = 0;
     bool cable = false;  // else all processes of the host are killed
     bool spare = false;
+    bool selfcheck = false;  // else hosts are only asked whether they answer
 };
+
+const Arguments quick_selfcheck{"--selfcheck", "--max-bytes 65536 --tolerance 100"};
 
 /// Runs a job, cuts one of its two hosts after a random step, and checks how it continues. Returns
 /// the seconds from the cut to the first step after it.
 double cut_a_job(const Hosts& hosts, const Cut& cut) {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(run, hosts.supervise(cut.spare ? 3 : 2, cut.spare ? 1 : 0, {"--no-selfcheck"}) +
+    Job job(run, hosts.supervise(cut.spare ? 3 : 2, cut.spare ? 1 : 0,
+                                 cut.selfcheck ? quick_selfcheck : Arguments{"--no-selfcheck"}) +
                      run_arguments(run));
     const int64_t step = random_int(3, steps - 30);
     CAPTURE(cut.host, cut.cable, cut.spare, step);
@@ -147,17 +151,20 @@ TEST_CASE(
     }
 }
 
-// SUPERVISE_CUTS: how many; SUPERVISE_SPARE=1: with a third host as a spare
+// SUPERVISE_CUTS: how many; SUPERVISE_SPARE=1: with a third host as a spare; SUPERVISE_SELFCHECK=1:
+// with selfchecks
 TEST_CASE("measure: seconds from a host's loss to the next step", "[.supervise-cuts]") {
     const auto number = [](const char* name, int otherwise) {
         const char* const text = std::getenv(name);
         return text ? std::atoi(text) : otherwise;
     };
-    const bool spare = number("SUPERVISE_SPARE", 0) != 0;
+    const bool spare = number("SUPERVISE_SPARE", 0) != 0,
+               selfcheck = number("SUPERVISE_SELFCHECK", 0) != 0;
     for (int i = 0; i < number("SUPERVISE_CUTS", 1); ++i) {
         const NetworkHosts hosts(3);
         if (hosts.skip()) return;
-        const Cut cut{.host = i % 2, .cable = i / 2 % 2 == 1, .spare = spare};
+        const Cut cut{
+            .host = i % 2, .cable = i / 2 % 2 == 1, .spare = spare, .selfcheck = selfcheck};
         const double seconds = cut_a_job(hosts, cut);
         std::printf("cut %d: %s of host %c%s: %.2f s\n", i + 1, cut.cable ? "cable" : "processes",
                     'a' + cut.host, spare ? ", a spare" : "", seconds);
@@ -175,8 +182,6 @@ Arguments endless(const fs::path& run, const Arguments& more = {}) {
     arguments.erase(arguments.begin());
     return arguments;
 }
-
-const Arguments quick_selfcheck{"--selfcheck", "--max-bytes 65536 --tolerance 100"};
 
 }  // namespace
 
@@ -330,4 +335,29 @@ TEST_CASE("supervise refuses what it cannot run, in a sentence", "[supervise]") 
     refused({"--hosts", directory / "local", "--", "train", "quickstart"}, 1,
             "other hosts cannot find localhost by this name");
     refused({"--on-host"}, 1, "is not an order");
+}
+
+TEST_CASE("a host on which ranks fail twice without a checkpoint between gets no more of them",
+          "[supervise]") {
+    const NamedHosts hosts;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(run, hosts.supervise(2, 0, {"--no-selfcheck", "--backoff", "0.1"}) +
+                     endless(run, {"--set", "checkpoint.every=0"}));
+    for (const size_t start : {1U, 2U}) {
+        require_while_running(job, [&] { return starts_of(run) == start && last_step(run) > 0; });
+        REQUIRE(job.signal(static_cast<int>(random_int(3, 5)), SIGKILL));
+        // The steps of the last start are in the metrics until the next one begins.
+        require_while_running(job, [&] { return starts_of(run) == start + 1; });
+    }
+    require_while_running(job, [&] { return last_step(run) > 0; });
+    REQUIRE(job.signal(-1, SIGTERM));
+    const ProgramResult result = job.finish();
+    INFO(result.output);
+    CHECK(result.exit_code == 75);
+    const std::vector<Json> starts = events_of(run, "ranks_start");
+    REQUIRE(starts.size() == 3);
+    CHECK(starts[1].at("ranks") == 6);
+    CHECK(starts[2].at("hosts") == Json{"node-a"});
+    CHECK(events_of(run, "host_out").at(0).at("host") == "node-b");
 }

@@ -193,8 +193,11 @@ TEST_CASE("lost ranks, failed ranks and errors of all ranks are told apart",
     CHECK(verdict.ranks == std::vector<int>{2});
     CHECK(verdict.line == error);
     // The ranks of the start before still end.
-    CHECK(judge({1, 1}, {"rank 0: another run is writing into runs/a; wait for it"}).kind ==
-          Kind::failed);
+    verdict = judge({1, 1}, {"rank 0: another run is writing into runs/a; wait for it"});
+    CHECK(verdict.kind == Kind::blocked);
+    CHECK(verdict.ranks.empty());
+    CHECK(judge({1}, {"rank 0 (host a) cannot listen on TCP port 29500: in use"}).kind ==
+          Kind::blocked);
     CHECK(judge({1}, {}).kind == Kind::failed);
     for (const char* line : {"rank 0: config.json: model.n_layer is 0, but must be at least 1",
                              "the gradient of step 5 is not finite (first in wte)"}) {

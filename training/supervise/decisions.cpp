@@ -80,7 +80,7 @@ bool tells_of_loss(const std::string& line) {
     return false;
 }
 
-/// What may be otherwise the next time: ranks of the last start that have not ended yet.
+/// Whether a line tells of ranks of the last start that have not ended yet.
 bool is_passing(const std::string& line) {
     return has(line, "another run is writing into") || has(line, "cannot listen on TCP port");
 }
@@ -133,7 +133,9 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<std::string>& 
         return verdict;
     }
     verdict.kind = Kind::failed;
-    verdict.line = !error.empty() ? error : about(is_passing);
+    verdict.line = error;
+    if (const std::string line = about(is_passing); !line.empty())
+        return {.kind = Kind::blocked, .code = 1, .line = line};
     if (verdict.line.empty() && !lines.empty()) {
         verdict.kind = Kind::hopeless;
         verdict.line = lines.back();  // others may come before it, about devices and kernels

@@ -57,6 +57,7 @@ struct Verdict {
     enum class Kind {
         done,     // with `code`: complete, or stopped with everything saved
         lost,     // a rank was killed, or hangs, or its host does not answer
+        blocked,  // by ranks of the start before, which have not ended yet
         failed,   // a rank has failed with an error of its own
         hopeless  // an error that the same start would meet again
     };

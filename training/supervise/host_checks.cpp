@@ -19,13 +19,19 @@ HostChecks::HostChecks(const SupervisedJob& job, const Config& config, RankStart
                           .use = i + static_cast<size_t>(job.options.spares) < job.hosts.size()
                                      ? Use::in_use
                                      : Use::spare});
+    passed_.resize(hosts_.size());
 }
 
-bool HostChecks::drop(size_t host, const std::string& reason) {
-    if (hosts_[host].use == Use::out) return false;
+void HostChecks::drop(size_t host, const std::string& reason) {
+    if (hosts_[host].use == Use::out) return;
     hosts_[host].use = Use::out;
     const std::string& name = job_.hosts[host].name;
     log_.record("host_out", concat("host ", name, " gets no ranks: ", reason), {{"host", name}});
+}
+
+bool HostChecks::avoid(size_t host, const std::string& reason) {
+    if (!avoided_.insert(host).second) return false;
+    drop(host, reason);
     return true;
 }
 
@@ -40,7 +46,8 @@ void HostChecks::check_each() {
     if (interrupted()) return;
     has_lost_host_ = false;
     for (size_t i = 0; i < hosts_.size(); ++i) {
-        hosts_[i].is_good = answers[i].is_good;
+        hosts_[i].is_good = answers[i].is_good && !avoided_.contains(i);
+        passed_[i] = answers[i].is_good;
         if (answers[i].is_good) continue;
         if (!answers[i].sees_run && !has_started_)
             throw Error("host ", job_.hosts[i].name, " ", answers[i].reason);
@@ -109,6 +116,12 @@ std::vector<HostRanks> HostChecks::next_ranks(int wanted) {
     while (!interrupted()) {
         const std::vector<HostRanks> ranks = choose(wanted);
         if (interrupted()) break;
+        if (ranks.empty() && !avoided_.empty()) {
+            log_.say("takes hosts again that it has avoided, since it cannot start without them");
+            for (const size_t host : avoided_) hosts_[host].is_good = passed_[host];
+            avoided_.clear();
+            continue;
+        }
         if (ranks.empty()) {
             const bool all_here =
                 std::ranges::all_of(hosts_, [](const HostStatus& h) { return h.is_good; });

@@ -1,5 +1,6 @@
 // Which ranks the next start of a supervised job has, on which hosts.
 #pragma once
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,10 +22,12 @@ class HostChecks {
     /// missing.
     std::vector<HostRanks> next_ranks(int wanted);
 
-    /// Gives a host no ranks as long as there are others. Returns false if it has none now.
-    bool drop(size_t host, const std::string& reason);
+    /// Gives a host, whatever its checks say, no ranks as long as a start is possible without it.
+    /// Returns false if it has been avoided before.
+    bool avoid(size_t host, const std::string& reason);
 
   private:
+    void drop(size_t host, const std::string& reason);
     void check_each();
     std::vector<HostRanks> choose(int wanted);
     bool check_together(const std::vector<HostRanks>& ranks);
@@ -35,6 +38,8 @@ class HostChecks {
     RankStarter& starter_;
     SupervisorLog& log_;
     std::vector<HostStatus> hosts_;
+    std::set<size_t> avoided_;
+    std::vector<bool> passed_;  // its check, by host
     bool has_started_ = false, has_lost_host_ = false;
     std::string refusal_;  // of `plan`
 };

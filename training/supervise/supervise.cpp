@@ -103,9 +103,10 @@ class Supervisor {
                                    : std::string()),
             {{"start", start}, {"ranks", world}, {"hosts", names}, {"checkpoint", checkpoint}});
         const Verdict verdict = starter_.train(ranks, start);
-        constexpr const char* kinds[] = {"done", "lost", "failed", "hopeless"};
+        constexpr const char* kinds[] = {"done", "lost", "blocked", "failed", "hopeless"};
         constexpr const char* texts[] = {"the ranks have ended", "ranks were lost",
-                                         "the ranks have failed", "the ranks have failed"};
+                                         "the ranks could not start", "the ranks have failed",
+                                         "the ranks have failed"};
         const auto kind = static_cast<size_t>(verdict.kind);
         std::string said = verdict.line.empty() ? "" : ": " + verdict.line;
         if (said.empty() && !verdict.ranks.empty())
@@ -127,7 +128,7 @@ class Supervisor {
     /// as its history, since that is mostly an error in its configuration or its data.
     bool learn_from(const Verdict& verdict, const std::vector<HostRanks>& ranks) {
         has_begun_ |= history_bytes(run_dir_) != history_before_;
-        if (verdict.kind == Verdict::Kind::failed && !has_begun_) return false;
+        if (verdict.kind != Verdict::Kind::lost && !has_begun_) return false;
         std::vector<size_t> hosts;
         for (const int rank : verdict.ranks) hosts.push_back(host_of(rank, ranks));
         const bool same_error = verdict.kind == Verdict::Kind::failed &&
@@ -135,7 +136,7 @@ class Supervisor {
         bool dropped = false;
         for (const size_t host : hosts)
             if (ranks.size() > 1 && std::ranges::find(last_hosts_, host) != last_hosts_.end())
-                dropped |= checks_.drop(host, "ranks on it were the first to fail twice");
+                dropped |= checks_.avoid(host, "ranks on it were the first to fail twice");
         last_failure_ = verdict;
         last_hosts_ = hosts;
         return !same_error || dropped;
