@@ -205,6 +205,13 @@ TEST_CASE("lost ranks, failed ranks and errors of all ranks are told apart",
         CHECK(verdict.kind == Kind::hopeless);
         CHECK(verdict.line == line);
     }
+    // What one rank alone cannot read
+    for (const char* line :
+         {"rank 3: cannot open train.bin", "rank 3 (data 1, tensor 1): no file"}) {
+        verdict = judge({1, 1, 1, 1}, {line});
+        CHECK(verdict.kind == Kind::failed);
+        CHECK(verdict.ranks == std::vector<int>{3});
+    }
     verdict = judge({2, 2}, {"--bogus is not an option"});
     CHECK(verdict.kind == Kind::hopeless);
     CHECK(verdict.code == 2);

@@ -80,6 +80,13 @@ bool tells_of_loss(const std::string& line) {
     return false;
 }
 
+/// Whether a line is an error that all ranks share since one of them has met it, and not the first
+/// one. An error in what all ranks read is the first rank's.
+bool is_of_another_rank(const std::string& line) {
+    static const std::regex expression(R"(^rank [1-9][0-9]*( \([^()]*\))?: )");
+    return std::regex_search(line, expression);
+}
+
 /// Whether a line tells of ranks of the last start that have not ended yet.
 bool is_passing(const std::string& line) {
     return has(line, "another run is writing into") || has(line, "cannot listen on TCP port");
@@ -125,8 +132,9 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<std::string>& 
     // When one rank is gone, the others end, too, some of them by a signal. The line knows which
     // rank was the first.
     Verdict verdict{.kind = Kind::lost, .code = 1, .line = about(tells_of_loss)};
-    const std::string error =
-        about([](const std::string& line) { return std::regex_search(line, rank_and_host()); });
+    const std::string error = about([](const std::string& line) {
+        return std::regex_search(line, rank_and_host()) || is_of_another_rank(line);
+    });
     if (!verdict.line.empty() || (error.empty() && !gone.empty())) {
         verdict.ranks = ranks_named(verdict.line);
         if (verdict.ranks.empty()) verdict.ranks = gone;

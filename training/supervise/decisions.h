@@ -71,7 +71,7 @@ struct Verdict {
 /// "train_gpt: ", in this order.
 ///
 /// Code 2 (wrong usage) is hopeless, and so is an error that all ranks share: its line names no
-/// host. An error of one rank names rank and host.
+/// host, and no rank but the first. An error of one rank names rank and host, or another rank.
 Verdict judge(const std::vector<RankEnd>& ends, const std::vector<std::string>& lines);
 
 /// The ranks that a line is about: "rank 3 (host nodeA) is dead", "ranks 3-5 and 7 of 8 did not

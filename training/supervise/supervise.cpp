@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json_text.h"
 #include "base/stopwatch.h"
+#include "parallel/world.h"
 #include "training/files/checkpoint.h"
 #include "training/interrupt.h"
 #include "training/supervise/host_checks.h"
@@ -48,9 +49,17 @@ class Supervisor {
           wanted_(ranks_of(job)) {}
 
     int run() {
-        const int code = run_to_end();
-        log_.record("supervisor_end", concat("ended with exit code ", code), {{"code", code}});
-        return code;
+        const auto end = [&](int code, const std::string& why) {
+            log_.record("supervisor_end", concat("ended with exit code ", code, why),
+                        {{"code", code}});
+            return code;
+        };
+        try {
+            return end(run_to_end(), "");
+        } catch (const Error& error) {
+            end(1, concat(": ", error.what()));
+            throw ReportedError(error.what());
+        }
     }
 
   private:
@@ -76,6 +85,7 @@ class Supervisor {
             if (newest_checkpoint(run_dir_) > before) {
                 without_progress_ = 0;
                 last_failure_ = {};
+                last_hosts_.clear();
             }
             if (!ranks.empty() && !learn_from(verdict, ranks)) return give_up(verdict);
             if (++without_progress_ > job_.options.max_restarts) return give_up_after_many();
