@@ -8,7 +8,8 @@
 //                     and, of the events
 //
 //   ranks_start   start (counted from 1), ranks, hosts, checkpoint (its step, −1: none)
-//   ranks_end     kind ("done", "lost", "blocked", "failed", "hopeless"), code, line (what the ranks said)
+//   ranks_end     kind ("done", "lost", "blocked", "failed", "hopeless"), code, line (what the
+//                 ranks said)
 //   host_out      host: it gets no ranks
 //   supervisor_end   code (the exit code)
 #pragma once
