@@ -45,7 +45,9 @@ TEST_CASE("a signal while libraries start ends a command with the code of one th
             random_int(0, 1) ? w.train(directory / "run") : Arguments{"plan", w.config()};
         const Outcome outcome =
             check_stopped(train_gpt_with(arguments, surroundings), number == SIGINT ? 130 : 75);
-        CHECK(contains(outcome.err, "ended with nothing to save"));
+        // A rank waits a moment for another rank's error; until then a run may begin its loop.
+        CHECK((contains(outcome.err, "ended with nothing to save") ||
+               contains(outcome.out, "no step was finished, so there is nothing to save")));
     }
 }
 

@@ -435,8 +435,19 @@ TEST_CASE("a killed run resumes from its newest checkpoint as if it had not been
     const std::string run = directory / "run";
     const Arguments options =
         endless + Arguments{"--set", "checkpoint.every=7", "--set", "checkpoint.keep=2"};
-    Process process(w.train(run, options));
+    const bool in_background = random_int(0, 1);
+    Process process(w.train(
+        run,
+        options + Arguments{"--set", concat("checkpoint.async=", in_background ? "on" : "off")}));
     REQUIRE(process.wait_for_step(random_int(15, 40)));
+    const auto newest_checkpoint = [&] {
+        int64_t newest = 0;
+        for (const std::string& name : names_in(run))
+            if (name.starts_with("step-") && !name.ends_with(".tmp"))
+                newest = std::max<int64_t>(newest, std::stoll(name.substr(5)));
+        return newest;
+    };
+    if (in_background) REQUIRE(process.wait_until([&] { return newest_checkpoint() > 0; }));
     process.signal(SIGKILL);
     CHECK(process.finish().code == -SIGKILL);
     {
@@ -444,11 +455,8 @@ TEST_CASE("a killed run resumes from its newest checkpoint as if it had not been
         std::ofstream(run + "/metrics.jsonl", std::ios::app) << R"({"step": 9999999, "lo)";
         fs::create_directory(run + "/step-99999999.tmp");
     }
-    int64_t newest = 0;
-    for (const std::string& name : names_in(run))
-        if (name.starts_with("step-") && !name.ends_with(".tmp"))
-            newest = std::max<int64_t>(newest, std::stoll(name.substr(5)));
-    REQUIRE(newest >= 14);
+    const int64_t newest = newest_checkpoint();
+    REQUIRE(newest >= (in_background ? 7 : 14));
     const Arguments stop{"--stop-at", std::to_string(newest + 9)};
     const Outcome outcome = check_succeeds(train_gpt_with(w.train(run, options + stop)));
     CHECK(contains(outcome.out, "resuming from " + run + "/" + step_folder(newest)));
