@@ -53,6 +53,29 @@ std::vector<Json> events_of(const fs::path& run, const std::string& name) {
     return events;
 }
 
+/// Checks that what the supervisor did after the run had begun is part of the run's history, in
+/// order, and that the history holds.
+void check_history(const fs::path& run) {
+    const ProgramResult verified = run_program({binary(), "verify", run});
+    INFO(verified.output);
+    CHECK(verified.exit_code == 0);
+    std::vector<Json> expected, found;
+    bool begun = false;
+    std::ifstream events(run / "supervise.jsonl"), history(run / "history.jsonl");
+    for (std::string line; std::getline(events, line);)
+        if (begun || Json::parse(line).at("event") == "ranks_end") {
+            begun = true;
+            expected.push_back(Json::parse(line));
+        }
+    for (std::string line; std::getline(history, line);) {
+        Json event = Json::parse(line);
+        event.erase("previous");
+        for (const char* name : {"ranks_start", "ranks_end", "host_out", "supervisor_end"})
+            if (event.at("event") == name) found.push_back(event);
+    }
+    CHECK(found == expected);
+}
+
 size_t starts_of(const fs::path& run) {
     return occurrences(read(run / "history.jsonl"), "\"event\":\"start\"");
 }
@@ -126,6 +149,7 @@ double cut_a_job(const Hosts& hosts, const Cut& cut) {
     CHECK(starts[1].at("ranks") == (cut.spare ? 6 : 3));
     CHECK(events_of(run, "host_out").at(0).at("host") == Hosts::name(cut.host));
     check_gone(run);
+    check_history(run);
     check_bits(run, cut.spare ? 6 : 3);
     hosts.mend(cut.host);
     return seconds;
@@ -227,6 +251,7 @@ TEST_CASE("a job on this machine alone needs no hosts file, and a rank that is k
     CHECK(newest_whole_checkpoint(run) == 300);
     CHECK(contains(result.output, "ranks were lost (exit code 1): rank 1 (host "));
     CHECK(contains(read(run / "supervise.log"), "supervise: ended with exit code 0\n"));
+    check_history(run);
 }
 
 TEST_CASE("srun starts the ranks in a Slurm allocation", "[supervise]") {

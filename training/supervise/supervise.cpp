@@ -13,11 +13,11 @@
 #include "base/stopwatch.h"
 #include "parallel/world.h"
 #include "training/files/checkpoint.h"
+#include "training/files/history_chain.h"
 #include "training/interrupt.h"
 #include "training/supervise/host_checks.h"
 #include "training/supervise/start_ranks.h"
 #include "training/supervise/supervisor_log.h"
-#include "training/watch/run_history.h"
 
 namespace train_gpt {
 
@@ -112,7 +112,9 @@ class Supervisor {
                    checkpoint >= 0 ? concat(", from the checkpoint of step ", checkpoint)
                                    : std::string()),
             {{"start", start}, {"ranks", world}, {"hosts", names}, {"checkpoint", checkpoint}});
+        const uintmax_t history = history_bytes(run_dir_);
         const Verdict verdict = starter_.train(ranks, start);
+        has_begun_ |= history_bytes(run_dir_) != history;  // before record() adds to it
         constexpr const char* kinds[] = {"done", "lost", "blocked", "failed", "hopeless"};
         constexpr const char* texts[] = {"the ranks have ended", "ranks were lost",
                                          "the ranks could not start", "the ranks have failed",
@@ -137,7 +139,6 @@ class Supervisor {
     /// Returns false if another start would fail as well. So would a run that has never got as far
     /// as its history, since that is mostly an error in its configuration or its data.
     bool learn_from(const Verdict& verdict, const std::vector<HostRanks>& ranks) {
-        has_begun_ |= history_bytes(run_dir_) != history_before_;
         if (verdict.kind != Verdict::Kind::lost && !has_begun_) return false;
         std::vector<size_t> hosts;
         for (const int rank : verdict.ranks) hosts.push_back(host_of(rank, ranks));
@@ -186,7 +187,6 @@ class Supervisor {
     RankStarter starter_;
     HostChecks checks_;
     const int wanted_;
-    const uintmax_t history_before_ = history_bytes(run_dir_);
     bool has_begun_ = false;  // some start has
     int without_progress_ = 0;
     Verdict last_failure_;

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "training/files/history_chain.h"
 
 namespace train_gpt {
 
@@ -70,6 +71,21 @@ void SupervisorLog::record(const char* event, const std::string& text, const Jso
                  {"text", text}};
     json.update(fields);
     events_->append(to_text(json) + '\n', lost);
+    add_to_history(json);
+}
+
+void SupervisorLog::add_to_history(const Json& event) {
+    if (!std::filesystem::exists(run_dir_ / history_file)) return;
+    not_in_history_.push_back(event);
+    try {
+        while (!not_in_history_.empty()) {
+            append_to_history(run_dir_, not_in_history_.front());
+            not_in_history_.erase(not_in_history_.begin());
+        }
+    } catch (const Error& error) {
+        line(concat(time_now(), " supervise: ", not_in_history_.size(),
+                    " of these events are not in the run's history yet: ", error.what()));
+    }
 }
 
 int64_t last_recorded_step(const std::filesystem::path& run_dir) {

@@ -12,10 +12,13 @@
 //                 ranks said)
 //   host_out      host: it gets no ranks
 //   supervisor_end   code (the exit code)
+//
+// The events also become lines of the run's chained history, from the run's own first line on.
 #pragma once
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/json_text.h"
 #include "training/files/append_file.h"
@@ -38,13 +41,17 @@ class SupervisorLog {
     void line(const std::string& text);
     /// A line about what the supervisor does, which is also printed on stderr.
     void say(const std::string& text);
-    /// The same, with an event. All events pass here.
+    /// The same, with an event. All events pass here. While a rank that is not gone yet holds the
+    /// run's folder, the history gets the event together with the next one.
     void record(const char* event, const std::string& text, const Json& fields = Json::object());
 
   private:
+    void add_to_history(const Json& event);
+
     std::filesystem::path run_dir_;
     int lock_ = -1;
     std::optional<AppendFile> log_, events_;
+    std::vector<Json> not_in_history_;
 };
 
 /// The step of the last line of metrics.jsonl that has one; 0 if there is none.
