@@ -62,7 +62,7 @@ CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Files without a kernel are compiled without nvcc, which reads every header once per architecture and twice more.
 HOST_CUDA_SOURCES := $(if $(CUDA_SOURCES),$(shell grep -L __global__ $(CUDA_SOURCES)))
 PROGRAMS := test/bench.cpp test/bench_tokenizer.cpp test/compare.cpp test/fuzz/fuzz.cpp test/parallel/observed_nccl.cpp \
-    test/commands/early_signal.cpp
+    test/commands/early_signal.cpp test/commands/faulty_machine.cpp
 TEST_SOURCES := $(filter-out $(PROGRAMS),$(sort $(wildcard test/*.cpp test/*/*.cpp)))
 HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(DIRECTORIES)) $(addsuffix /*.cuh,$(DIRECTORIES)) test/*.h test/*/*.h))
 
@@ -226,9 +226,10 @@ $(B)/observed/libnccl.so.2: test/parallel/observed_nccl.cpp $(B)/flags $(B)/nccl
 	@mkdir -p $(@D)
 	@echo "link $@"
 	@$(COMPILE) -O1 $(addprefix -isystem ,$(filter-out /usr/include,$(NCCL))) -fPIC -shared $< -o $@
-# Tests load this library to send a signal before main().
-$(B)/test: | $(B)/observed/early_signal.so
-$(B)/observed/early_signal.so: test/commands/early_signal.cpp $(B)/flags
+# Tests load these libraries: one sends a signal before main(), one makes disks and clocks faulty.
+OF_TESTS := $(addprefix $(B)/observed/,early_signal.so faulty_machine.so)
+$(B)/test: | $(OF_TESTS)
+$(OF_TESTS): $(B)/observed/%.so: test/commands/%.cpp $(B)/flags
 	@mkdir -p $(@D)
 	@echo "link $@"
 	@$(COMPILE) -fPIC -shared $< -o $@

@@ -263,7 +263,7 @@ void Run::sample() {
 void Run::save() {
     require_folder();
     if (checkpoints_.in_background()) {
-        checkpoints_.finish_background();
+        checkpoints_.make_way(step_);
         checkpoints_.begin_save(step_);
         checkpoints_.take_outcome(step_, 0);
         return write_report();

@@ -4,6 +4,8 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/formatted.h"
+#include "base/stopwatch.h"
 #include "parallel/together.h"
 #include "training/decisions.h"
 #include "training/files/checkpoint.h"
@@ -101,6 +103,19 @@ bool RunCheckpoints::take_outcome(int64_t step, double progress) {
 
 void RunCheckpoints::finish_background() {
     if (const std::optional<BackgroundSave::End> end = background_.finish()) take_end(*end);
+}
+
+void RunCheckpoints::make_way(int64_t step) {
+    constexpr double long_wait = 1;  // seconds
+    const std::optional<int64_t> before = save_of_step();
+    const Stopwatch waits;
+    finish_background();
+    if (!before || has_said_slow_ || waits.seconds() < long_wait) return;
+    has_said_slow_ = true;
+    reports_.progress.warn(
+        concat("the checkpoint of step ", step, " was due before that of step ", *before,
+               " was written, so training has waited for ", formatted("%.1f", waits.seconds()),
+               " s: raise checkpoint.every, or write to a faster disk; this is said once"));
 }
 
 void RunCheckpoints::take_end(const BackgroundSave::End& end) {

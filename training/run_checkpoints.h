@@ -50,6 +50,8 @@ class RunCheckpoints {
     void forget_from(int64_t step) { background_.forget_from(step); }
     /// Waits for a save in the background. The outcomes of all steps have been taken.
     void finish_background();
+    /// The same before the checkpoint of `step`, which is due. Says once if that takes long.
+    void make_way(int64_t step);
 
     /// Sets aside the checkpoints that may have been trained on damaged data, so that the newest
     /// one left was trained on verified data. Returns what to print about it.
@@ -73,6 +75,7 @@ class RunCheckpoints {
     int64_t saved_step_;
     LossWatch losses_;
     BackgroundSave background_;
+    bool has_said_slow_ = false;
     const bool same_bits_;  // AttentionUse::same_bits of all ranks
 };
 

@@ -1,6 +1,7 @@
 // What a job of several ranks does when something goes wrong in it: the real program under mpirun,
 // on CPUs. No case can hang: a job that does not end is ended at its deadline, and its exit code
 // says so.
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -38,11 +39,14 @@ TEST_CASE(
     "[failure]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
+    std::vector<int> ends{SIGKILL, SIGSEGV, SIGABRT};  // as the system, or a fault of the program
+    std::shuffle(ends.begin(), ends.end(), test_rng());
     for (const int rank : {0, 1, 2}) {
-        CAPTURE(rank);
+        const int number = ends[static_cast<size_t>(rank)];
+        CAPTURE(rank, number);
         Job job(3, run);
         REQUIRE(job.wait_for_step(last_step(run) + random_int(5, 12)));
-        REQUIRE(job.signal(rank, SIGKILL));
+        REQUIRE(job.signal(rank, number));
         check_failed(job, run, concat("rank ", rank, " \\(host [^)]+\\) is dead: ", last_words));
     }
     check_goes_on(3, run);
@@ -65,6 +69,35 @@ void check_stopped_rank(int rank) {
 
 TEST_CASE("a rank that is stopped ends the job within the timeout", "[failure]") {
     check_stopped_rank(2);
+}
+
+TEST_CASE("a rank that is stopped for less than the timeout only makes the others wait",
+          "[failure]") {
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    const int rank = static_cast<int>(random_int(0, 2));
+    CAPTURE(rank);
+    Job job(3, run, {"--set", concat("parallel.timeout_seconds=", timeout + grace)});
+    REQUIRE(job.wait_for_step(random_int(5, 12)));
+    REQUIRE(job.signal(rank, SIGSTOP));
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    REQUIRE(job.signal(rank, SIGCONT));
+    REQUIRE(job.wait_for_step(last_step(run) + 5));
+    REQUIRE(job.signal(0, SIGUSR1));
+    check_saved(job, run, "SIGUSR1");
+    newest_whole_checkpoint(run);
+}
+
+TEST_CASE("no rank outlives mpirun that is killed", "[failure]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(run, mpirun(3) + train(run));
+    REQUIRE(job.wait_for_step(random_int(5, 12)));
+    REQUIRE(job.signal(-1, SIGKILL));
+    CHECK(job.finish().exit_code == 128 + SIGKILL);
+    check_gone(run);
+    newest_whole_checkpoint(run);
 }
 
 TEST_CASE("any rank that is stopped ends the job within the timeout", "[failure][.][long]") {
@@ -329,6 +362,23 @@ TEST_CASE("a rank that cannot start says why in one sentence, and all ranks end"
     SECTION("its configuration is wrong") {
         check_refused(launch(3) + train_with_one_different(run, 1, {"--set", "model.n_layer=0"}),
                       {"train_gpt: rank 1: ", "model.n_layer"});
+    }
+    SECTION("the ranks of a host have too little memory to share") {
+        const Arguments small{"unshare",
+                              "--mount",
+                              "sh",
+                              "-c",
+                              "mount -t tmpfs -o size=64k none /dev/shm && exec \"$@\"",
+                              "sh"};
+        if (run_program(small + Arguments{"true"}).exit_code != 0) {
+            std::printf("skipped: a small /dev/shm, since mounts are not permitted here\n");
+            return;
+        }
+        Job job(run, small + launch(3, Launcher::own) + train(run));
+        check_failed(job, run,
+                     "rank [0-2] \\(host [^)]+\\): ranks on one host cannot share [0-9]+ KiB of "
+                     "memory each: No space left on device; see `df /dev/shm` \\(containers: "
+                     "--shm-size=1g\\)");
     }
 }
 

@@ -69,14 +69,14 @@ struct Plan {
 
     bool exact = random_int(0, 1) == 1;  // then each start may have other data-parallel ranks
     int keep = static_cast<int>(random_int(0, 3));
-    RanksOfStart first = random_ranks(
-        one_of<std::string>({"", "", "", "", "tensor", "pipeline", "context"}));
+    RanksOfStart first =
+        random_ranks(one_of<std::string>({"", "", "", "", "tensor", "pipeline", "context"}));
     std::vector<std::string> model = [this] {
         std::vector<std::vector<std::string>> models{{}, {"model.family=llama"}};
         if (first.axis.empty()) {
             models.push_back({"optimizer.name=muon"});
-            models.push_back({"model.family=qwen3_moe", "model.n_expert=5",
-                              "model.n_expert_per_token=2"});
+            models.push_back(
+                {"model.family=qwen3_moe", "model.n_expert=5", "model.n_expert_per_token=2"});
         }
         return one_of(models);
     }();
@@ -91,7 +91,8 @@ struct Plan {
         "batch.micro_batch=2"};
 
     static RanksOfStart random_ranks(const std::string& axis) {
-        const int data = static_cast<int>(axis.empty() ? random_int(1, 3) : 1 + random_int(0, 3) / 3);
+        const int data =
+            static_cast<int>(axis.empty() ? random_int(1, 3) : 1 + random_int(0, 3) / 3);
         return {data, data > 1 ? static_cast<int>(random_int(0, 3)) : 0, axis};
     }
     RanksOfStart next() const { return exact ? random_ranks(first.axis) : first; }
@@ -148,7 +149,7 @@ fs::path unfinished(const fs::path& run) {
 /// What a storm did.
 struct Tally {
     int64_t kills = 0, runs = 0, in_saves = 0;
-    std::array<int64_t, 4> quarters{};        // how much of the checkpoint was on the disk
+    std::array<int64_t, 4> quarters{};  // how much of the checkpoint was on the disk
     std::map<std::string, int64_t> victims, meshes;
 };
 
@@ -176,16 +177,16 @@ class Storm {
   private:
     void start_and_kill() {
         last_ = plan_.next();
-        const Launcher launcher =
-            one_of<Launcher>(mpirun_obstacle().empty()
-                                 ? std::vector{Launcher::mpirun, Launcher::own}
-                                 : std::vector{Launcher::own});
+        const Launcher launcher = one_of<Launcher>(
+            mpirun_obstacle().empty() ? std::vector{Launcher::mpirun, Launcher::own}
+                                      : std::vector{Launcher::own});
         const Arguments command = plan_.command(run_, last_, launcher);
         const int64_t before = fs::exists(run_ / "metrics.jsonl") ? last_step(run_) : 0;
         const auto kind = random_int(0, 5);
         const std::string aim = kind == 0 ? "a start" : kind < 3 ? "a step" : "a save";
         CAPTURE(tally_.kills, described(command), aim, before, saved_);
-        Job job(run_, command);
+        // Ranks that were not killed wait so long for one that was before they all met.
+        Job job(run_, command, {{"TRAIN_GPT_JOIN_SECONDS", "10"}});
         std::vector<Process> processes;
         if (kind > 0) {
             job.wait_until([&] {
@@ -195,9 +196,8 @@ class Storm {
             });
             if (kind < 3) {
                 const int64_t step = before + random_int(1, 12);
-                job.wait_until([&] {
-                    return fs::exists(run_ / "metrics.jsonl") && last_step(run_) >= step;
-                });
+                job.wait_until(
+                    [&] { return fs::exists(run_ / "metrics.jsonl") && last_step(run_) >= step; });
                 pause(20000);
             } else {
                 wait_for_save(job);
@@ -206,7 +206,9 @@ class Storm {
             pause(800000);
             processes = processes_of(run_);
         }
-        const std::string victims = kill(processes, launcher);
+        // Most of these waits would teach nothing.
+        const bool all = kind == 0 && launcher == Launcher::own && random_int(0, 7) > 0;
+        const std::string victims = kill(processes, launcher, all);
         const ProgramResult result = job.finish();
         check_gone(run_);
         CAPTURE(victims, result.exit_code, result.output);
@@ -247,11 +249,11 @@ class Storm {
     }
 
     /// Kills one rank, all processes, or the launcher. Says which; empty: there was none any more.
-    std::string kill(const std::vector<Process>& processes, Launcher launcher) const {
+    std::string kill(const std::vector<Process>& processes, Launcher launcher, bool all) const {
         std::vector<pid_t> doomed;
         std::string victims;
         const std::vector<Process> ranks = ranks_of(processes);
-        const auto way = random_int(0, 4);
+        const auto way = all ? 4 : random_int(0, 4);
         if (way == 0 && last_.count() > 1 && launcher == Launcher::mpirun) {
             victims = "mpirun";
             for (const Process& process : processes)
@@ -270,9 +272,9 @@ class Storm {
         return any ? victims : "";
     }
 
-    /// No start found a checkpoint or a history damaged, or could not save.
+    /// No start found a checkpoint or the history damaged.
     static void check_output(const std::string& output) {
-        for (const char* word : {"damaged", "is not saved", "history.jsonl", "none of the"}) {
+        for (const char* word : {"damaged", "history.jsonl"}) {
             CAPTURE(word);
             REQUIRE_FALSE(contains(output, word));
         }
@@ -326,8 +328,7 @@ class Storm {
         const fs::path one = list_checkpoints(run_).front(),
                        other = list_checkpoints(whole).front();
         std::set<std::string> names, others;
-        for (const auto& entry : fs::directory_iterator(one))
-            names.insert(entry.path().filename());
+        for (const auto& entry : fs::directory_iterator(one)) names.insert(entry.path().filename());
         for (const auto& entry : fs::directory_iterator(other))
             others.insert(entry.path().filename());
         CHECK(names == others);
@@ -374,9 +375,10 @@ void rage(int64_t kills) {
             std::fflush(stdout);
         }
     }
-    std::string text = concat("storm: ", tally.kills, " kills in ", tally.runs, " runs; ",
-                              tally.in_saves, " left an unfinished checkpoint, by quarters of its "
-                              "bytes");
+    std::string text =
+        concat("storm: ", tally.kills, " kills in ", tally.runs, " runs; ", tally.in_saves,
+               " left an unfinished checkpoint, by quarters of its "
+               "bytes");
     for (const int64_t n : tally.quarters) text += concat(" ", n);
     for (const auto* counts : {&tally.victims, &tally.meshes}) {
         text += "\nstorm: ";
@@ -388,8 +390,7 @@ void rage(int64_t kills) {
 
 }  // namespace
 
-TEST_CASE("a job that is killed a few times ends with the bytes of an undisturbed one",
-          "[storm]") {
+TEST_CASE("a job that is killed a few times ends with the bytes of an undisturbed one", "[storm]") {
     rage(6);
 }
 
