@@ -28,6 +28,9 @@ class Fingerprints {
     struct OfStep {
         uint64_t input = 0;
         std::vector<OfTensor> tensors;
+        /// Where ranks hold copies of the same masters or slots that differ: a sentence without its
+        /// end, the same on all ranks. Empty: all copies are equal.
+        std::string differing_copies = {};
     };
     /// A step's tokens and targets, of each micro-batch after the step's begin. micro_batch: its
     /// number among those of all ranks.
@@ -43,11 +46,15 @@ class Fingerprints {
   private:
     void make_segments(const ParameterStore& parameters);
     size_t hashes_of_tensors() const { return names_.size() * kinds_.size(); }
+    std::string compare_copies(const World& world, const std::vector<uint64_t>& of_all,
+                               const std::vector<uint64_t>& of_this_rank) const;
 
     std::vector<std::string> names_, kinds_;
     std::vector<FingerprintSegment> segments_;
-    // Of this rank, in the device's memory: [tensors, kinds], and one of the input.
-    uint64_t *sums_ = nullptr, *input_ = nullptr;
+    // Of this rank, in the device's memory: [tensors, kinds] of what it holds first, the same of its
+    // copies of what an earlier rank holds, and one of the input.
+    uint64_t *sums_ = nullptr, *copies_ = nullptr, *input_ = nullptr;
+    std::vector<int64_t> held_, copied_;  // elements of this rank, by tensor
     BatchShape batch_;
     bool adds_input_ = false;  // one of the ranks that read the same tokens does
 };

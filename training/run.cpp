@@ -232,8 +232,17 @@ bool Run::fingerprints_due() const {
 void Run::fingerprint() {
     world().activity().phase = "fingerprints";
     const Fingerprints& fingerprints = start_.trainer.fingerprints;
-    reports_.fingerprints.write(step_, fingerprints,
-                                fingerprints.take(start_.trainer.stream, world()));
+    const Fingerprints::OfStep taken = fingerprints.take(start_.trainer.stream, world());
+    reports_.fingerprints.write(step_, fingerprints, taken);
+    if (!taken.differing_copies.empty())
+        throw SharedError("after step ", step_, " ", taken.differing_copies,
+                          ", so the memory or the processor of one of them is faulty; the copies "
+                          "were equal ",
+                          copies_equal_ ? concat("after step ", copies_equal_)
+                                        : std::string("when this start of the run began"),
+                          ": run `train_gpt selfcheck` on the hosts, remove later checkpoints than "
+                          "that, and run the same command again");
+    copies_equal_ = step_;
 }
 
 bool Run::evaluate() {

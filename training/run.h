@@ -154,8 +154,9 @@ class Run {
     RunCheckpoints checkpoints_;
     Ending ending_ = Ending::finished;
     std::map<std::string, int64_t> sent_before_;  // bytes sent when the step began
-    int64_t steps_after_bad_ = 0;                 // steps that had begun when it was seen
-    StepOutcome bad_step_;                        // whose gradient was not finite
+    int64_t copies_equal_ = 0;  // the last step after which ranks' copies of the state were equal
+    int64_t steps_after_bad_ = 0;  // steps that had begun when it was seen
+    StepOutcome bad_step_;         // whose gradient was not finite
     std::optional<TestFlip> flip_;
 };
 

@@ -231,6 +231,44 @@ TEST_CASE("a flipped bit lies after the last equal fingerprint and up to the fir
     CHECK(before.exit_code == 0);
 }
 
+TEST_CASE(
+    "a bit that flips in one rank's copy of the state ends the run, which names tensor and rank",
+    "[fingerprint]") {
+    const Job job(6, short_run(12, 3) + zero(0) + Settings{{"checkpoint.every", "1"}} +
+                         random_dtype().settings());
+    const std::vector<Parameter> parameters = job.parameters();
+    for (const int ranks : {2, 3})
+        for (const std::string kind : {"master", "m", "v"}) {
+            const Parameter& p =
+                parameters[static_cast<size_t>(random_int(0, std::ssize(parameters) - 1))];
+            const int64_t step = random_int(4, 9), rank = random_int(0, ranks - 1),
+                          found = (step + 2) / 3 * 3;
+            const std::string flip = concat(kind, ":", p.name, ":", random_int(0, p.numel() - 1),
+                                            ":", step, ":", rank),
+                              name = concat("flipped-", ranks, kind);
+            CAPTURE(ranks, flip);
+            const ProgramResult result =
+                job.start(ranks, name, {}, {}, {{"TRAIN_GPT_TEST_FLIP", flip}});
+            CAPTURE(result.output);
+            CHECK(result.exit_code == 1);
+            // From a moment or a master, the fault reaches the master's other elements, or not.
+            std::smatch line;
+            REQUIRE(std::regex_search(
+                result.output, line,
+                std::regex(concat("train_gpt: after step ", found,
+                                  " ([a-z]+) of ([^ ]+) is not the same on all ranks that hold it "
+                                  "\\((.*)\\), so the memory .*; the copies were equal after step ",
+                                  found - 3, ": "))));
+            if (ranks == 2) {
+                CHECK(line[3] == "rank 0, rank 1 differ from each other");
+            } else {
+                CHECK(line[3] == concat("rank ", rank, " differs from the others"));
+            }
+            for (const fs::path& checkpoint : list_checkpoints(job.path(name)))
+                CHECK(checkpoint_step(checkpoint) < found);
+        }
+}
+
 TEST_CASE("any ranks replay the bits of a run with exact sums", "[fingerprint]") {
     const Job job(5, short_run(6, 1) +
                          Settings{{"checkpoint.every", "2"}, {"kernels.gemm", "own"}} +
