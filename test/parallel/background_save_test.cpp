@@ -1,6 +1,7 @@
 // Checkpoints that are written while training goes on: they hold what checkpoints hold that are
 // written at once.
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -115,10 +116,12 @@ TEST_CASE("a run resumes from a checkpoint written in the background", "[save][t
     CHECK(state_of(whole, 13) == state_of(resumed, 13));
 }
 
-TEST_CASE("the copy of a state keeps what the state was, whatever follows", "[save]") {
+namespace {
+
+void check_copy(const Device& device) {
     const Settings model = random_model();
     const Job job(4, model + zero(static_cast<int>(random_int(0, 3))));
-    MeshRun run(World(), Device{}, job.config(in_background));
+    MeshRun run(World(), device, job.config(in_background));
     REQUIRE(run.trainer().state_copy);
     const StateCopy& copy = *run.trainer().state_copy;
     const ParameterStore& store = run.trainer().parameters;
@@ -147,21 +150,29 @@ TEST_CASE("the copy of a state keeps what the state was, whatever follows", "[sa
     for (int save = 0; save < 2; ++save) {
         run.step();
         const auto before = now();
+        const SpikeHistory spikes = run.trainer().optimizer.spike_history();
         run.trainer().state_copy->begin(run.trainer().stream);
         run.step();
+        CHECK(now() != before);  // so that the step's update has run, however late
         copy.wait();
         CHECK(kept() == before);
-        CHECK(now() != before);
+        CHECK(std::memcmp(copy.other(Trainer::saved_spikes), &spikes, sizeof spikes) == 0);
     }
     // The plan counts what is copied.
     size_t bytes = sizeof(SpikeHistory);
     for (const std::vector<std::byte>& piece : now()) bytes += piece.size();
     const RunShape shape(run.config(), run.spec(), store.dtype());
-    const size_t planned = plan_memory(shape, Device{}).bytes(Purpose::saving);
+    const size_t planned = plan_memory(shape, device).bytes(Purpose::saving);
     CHECK(planned >= bytes);
     CHECK(planned <= bytes + (1 << 18));  // alignment, grids, counts of routers
-    CHECK(plan_memory({job.config(at_once), run.spec(), store.dtype()}, Device{})
+    CHECK(plan_memory({job.config(at_once), run.spec(), store.dtype()}, device)
               .bytes(Purpose::saving) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("the copy of a state keeps what the state was, whatever follows", "[save]") {
+    check_copy(Device{});
 }
 
 TEST_CASE("a checkpoint that could not be written is none that a run goes back to", "[save]") {
@@ -182,6 +193,22 @@ TEST_CASE("a checkpoint that could not be written is none that a run goes back t
 }
 
 #ifdef TRAIN_GPT_CUDA
+
+TEST_CASE("ranks: copy of a GPU's state", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const Device device = device_of_rank(world, "cuda");
+    const DeviceUnderTest under_test(device);
+    check_copy(device);
+}
+
+TEST_CASE("a GPU's copy of a state keeps what the state was, however late it is made",
+          "[save][cuda]") {
+    if (skip_without_gpus(1)) return;
+    // Seed 0: nothing runs before something waits for it.
+    check_case_on_ranks(1, "ranks: copy of a GPU's state",
+                        {{"GPUSIM_STREAMS", "lazy"}, {"GPUSIM_SEED", "0"}});
+}
 
 TEST_CASE("a GPU saves in the background what it saves at once", "[save][training][cuda]") {
     if (skip_without_gpus(2)) return;
