@@ -164,6 +164,34 @@ TEST_CASE("a disk that does not answer stops no step before the next checkpoint 
         CHECK(std::find(saved.begin(), saved.end(), step) != saved.end());
 }
 
+TEST_CASE("a second signal while a checkpoint is written leaves the one before it whole", "[cli]") {
+    const Workplace& w = Workplace::get();
+    for (const bool in_background : {false, true}) {
+        CAPTURE(in_background);
+        const TemporaryDirectory directory;
+        const std::string run = directory / "run", disk = directory / "disk";
+        const Arguments options = saves(in_background, 0) + endless;
+        check_succeeds(train_gpt_with(w.train(run, options + Arguments{"--stop-at", "4"})));
+        Process process(w.train(run, options + Arguments{"--set", "checkpoint.every=0"}),
+                        faulty("FAULTY_DISK=" + disk));
+        REQUIRE(process.wait_for_step(6));
+        write(disk, "wait");
+        process.signal(SIGTERM);
+        REQUIRE(process.wait_until([&] {
+            const auto names = names_in(run);
+            return std::any_of(names.begin(), names.end(),
+                               [](const std::string& name) { return name.ends_with(".tmp"); });
+        }));
+        process.signal(SIGTERM);
+        CHECK(process.finish().code == 3);
+        CHECK(whole_checkpoints(run) == std::vector<int64_t>{4});
+        const Outcome resumed =
+            check_succeeds(train_gpt_with(w.train(run, options + Arguments{"--stop-at", "5"})));
+        CHECK(contains(resumed.out, "resuming from " + run + "/" + step_folder(4)));
+        CHECK(checkpoints_in(run) == std::vector<int64_t>{4, 5});
+    }
+}
+
 TEST_CASE("a clock that jumps ends nothing and changes no byte", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
