@@ -153,9 +153,10 @@ void check_copy(const Device& device) {
         const SpikeHistory spikes = run.trainer().optimizer.spike_history();
         run.trainer().state_copy->begin(run.trainer().stream);
         run.step();
-        CHECK(now() != before);  // so that the step's update has run, however late
+        // Parentheses: a failure would print all bytes.
+        CHECK((now() != before));  // so that the step's update has run, however late
         copy.wait();
-        CHECK(kept() == before);
+        CHECK((kept() == before));
         CHECK(std::memcmp(copy.other(Trainer::saved_spikes), &spikes, sizeof spikes) == 0);
     }
     // The plan counts what is copied.
