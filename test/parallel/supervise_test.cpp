@@ -254,6 +254,22 @@ TEST_CASE("a job on this machine alone needs no hosts file, and a rank that is k
     check_history(run);
 }
 
+TEST_CASE("ranks whose supervisor is killed save a checkpoint and end", "[supervise]") {
+    const NamedHosts hosts;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(run, hosts.supervise(2, 0, {"--no-selfcheck"}) +
+                     endless(run, {"--set", "checkpoint.every=0"}));
+    require_while_running(job, [&] { return last_step(run) >= 3; });
+    REQUIRE(job.signal(-1, SIGKILL));
+    job.finish();
+    check_gone(run);
+    CHECK(newest_whole_checkpoint(run) == last_step(run));
+    const ProgramResult verified = run_program({binary(), "verify", run});
+    INFO(verified.output);
+    CHECK(verified.exit_code == 0);
+}
+
 TEST_CASE("srun starts the ranks in a Slurm allocation", "[supervise]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
