@@ -183,7 +183,8 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     world.activity().pulse();
     StepProfile profile(device, line.profile, peak_flops);
     StepTrace trace(device, line.trace, given.run_dir);
-    const RunShape shape(config, data.spec(), decided.dtype, decided.recompute, ranks);
+    const RunShape shape = RunShape(config, data.spec(), decided.dtype, decided.recompute, ranks)
+                               .with_offload(decided.offload);
     const Arena plan = plan_memory(shape, device, mesh.rank());
     Arena arena = allocate(plan, shape);
     Trainer trainer(shape, arena, mesh.rank());

@@ -61,6 +61,8 @@ const char* name_of(Purpose purpose) {
             return "staging";
         case Purpose::saving:
             return "saving";
+        case Purpose::offloaded:
+            return "offloaded";
         case Purpose::count:
             break;
     }

@@ -24,12 +24,14 @@ enum class Purpose : uint8_t {
     workspaces,   // scratch of kernels and libraries
     staging,      // host memory, pinned for a GPU: token batches, results read back
     saving,       // the same: the state of which a checkpoint is written
+    offloaded,    // the same: state and activations that the GPU's memory does not keep
     count
 };
 const char* name_of(Purpose purpose);
 /// Whether memory for it is the host's, whatever the device.
 constexpr bool is_on_host(Purpose purpose) {
-    return purpose == Purpose::staging || purpose == Purpose::saving;
+    return purpose == Purpose::staging || purpose == Purpose::saving ||
+           purpose == Purpose::offloaded;
 }
 
 class Arena {
@@ -43,9 +45,9 @@ class Arena {
     Arena(Arena&& other) noexcept;
     Arena& operator=(Arena&&) = delete;
 
-    /// Memory aligned to 64 bytes on a CPU and 256 bytes on a GPU: host memory for
-    /// Purpose::staging and saving, otherwise device memory. It is not touched: on a CPU, pages are allocated
-    /// at the first write.
+    /// Memory aligned to 64 bytes on a CPU and 256 bytes on a GPU: host memory for the purposes of
+    /// which is_on_host() says so, otherwise device memory. It is not touched: on a CPU, pages are
+    /// allocated at the first write.
     void* take(size_t bytes, Purpose purpose);
     Tensor tensor(DType dtype, std::initializer_list<int64_t> shape, Purpose purpose);
 

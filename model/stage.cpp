@@ -104,11 +104,21 @@ void Stage::take_activations(Arena& arena) {
         return most.each * most.width;
     };
     BlockActivations shared;
+    if (training)
+        inputs_.emplace(arena, BlockInputsShape{.slots = options_.slots,
+                                                .layers = layers(),
+                                                .dtype = dtype,
+                                                .rows = held,
+                                                .channels = C,
+                                                .on_host = options_.inputs_on_host});
     for (Slot& slot : slots_) {
         slot.blocks.resize(static_cast<size_t>(layers()));
         for (size_t l = 0; l < slot.blocks.size(); ++l) {
             BlockActivations& block = slot.blocks[l];
-            block.x = !training && l >= 2 ? slot.blocks[l - 2].x : take(dtype, held, C);
+            block.x =
+                training ? inputs_->at(static_cast<int>(&slot - slots_.data()), static_cast<int>(l))
+                : l >= 2 ? slot.blocks[l - 2].x
+                         : take(dtype, held, C);
             for (Activation a : block_activations(layer(static_cast<int>(l)), dtype)) {
                 if (a.in_training_only && !training) continue;
                 const int64_t most = most_of(a.member);
@@ -279,6 +289,10 @@ void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Ten
                     Tensor out) {
     assert(bool(in) != registry_.begins_model() && bool(out) != registry_.ends_model());
     Slot& slot = this->slot(slot_index);
+    const auto make_room = [&](int l) {
+        if (inputs_ && l < layers()) inputs_->make_room(stream, slot_index, l);
+    };
+    make_room(0);
     if (registry_.begins_model())
         embed(stream, slot.blocks[0].x, batch);
     else
@@ -294,8 +308,10 @@ void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Ten
         Block block = this->block(stream, weights, slot, l, batch);
         block.input = input;
         const bool is_last = l + 1 == layers();
+        make_room(l + 1);
         input = block_forward(stream, block,
                               is_last ? last_out : slot.blocks[static_cast<size_t>(l) + 1].x);
+        if (inputs_) inputs_->store(stream, slot_index, l);
     }
     if (registry_.ends_model())
         final_norm(stream, slot, input);
@@ -407,11 +423,15 @@ void Stage::backward_head(Stream& stream, const Slot& slot, const TokenBatch& ba
     parameters_.gradients.ready(stream, unit);
 }
 
-void Stage::backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch, Backward part) {
+void Stage::backward_blocks(Stream& stream, int slot_index, const TokenBatch& batch,
+                            Backward part) {
+    Slot& slot = this->slot(slot_index);
     for (int l = layers() - 1; l >= 0; --l) {
         const TraceSpan span(TraceTrack::device, stream, "backward layer",
                              registry_.first_layer + l);
         const int unit = registry_.unit_of_block(l), last = registry_.first_unit();
+        inputs_->fetch(stream, slot_index, l);
+        for (const int next : {l - 1, l - 2}) inputs_->prefetch(stream, slot_index, next);
         {
             // Gradients of weights are computed from activations and gradients only.
             const bool inputs = part != Backward::weights;
@@ -443,11 +463,11 @@ void Stage::backward_embedding(Stream& stream, Tensor held, const TokenBatch& ba
     parameters_.gradients.ready(stream, registry_.unit_of(registry_.tokens));
 }
 
-void Stage::backward_from_end(Stream& stream, Slot& slot, const TokenBatch& batch, Tensor dout,
+void Stage::backward_from_end(Stream& stream, int slot, const TokenBatch& batch, Tensor dout,
                               Backward part) {
     assert(bool(dout) != registry_.ends_model());
     if (registry_.ends_model())
-        backward_head(stream, slot, batch);
+        backward_head(stream, this->slot(slot), batch);
     else
         copy(stream, dres_.data, dout.data, dout.bytes());
     backward_blocks(stream, slot, batch, part);
@@ -456,7 +476,7 @@ void Stage::backward_from_end(Stream& stream, Slot& slot, const TokenBatch& batc
 void Stage::backward(Stream& stream, int slot_index, const TokenBatch& batch, Tensor dout,
                      Tensor din) {
     assert(!options_.backward_apart && bool(din) != registry_.begins_model());
-    backward_from_end(stream, slot(slot_index), batch, dout, Backward::both);
+    backward_from_end(stream, slot_index, batch, dout, Backward::both);
     if (registry_.begins_model())
         backward_embedding(stream, dres_, batch);
     else
@@ -467,7 +487,7 @@ void Stage::backward_inputs(Stream& stream, int slot_index, const TokenBatch& ba
                             Tensor din) {
     assert(options_.backward_apart && bool(din) != registry_.begins_model());
     Slot& slot = this->slot(slot_index);
-    backward_from_end(stream, slot, batch, dout, Backward::inputs);
+    backward_from_end(stream, slot_index, batch, dout, Backward::inputs);
     const Tensor to = registry_.begins_model() ? slot.dembedding : din;
     copy(stream, to.data, dres_.data, dres_.bytes());
 }
@@ -475,7 +495,7 @@ void Stage::backward_inputs(Stream& stream, int slot_index, const TokenBatch& ba
 void Stage::backward_weights(Stream& stream, int slot_index, const TokenBatch& batch) {
     assert(options_.backward_apart);
     Slot& slot = this->slot(slot_index);
-    backward_blocks(stream, slot, batch, Backward::weights);
+    backward_blocks(stream, slot_index, batch, Backward::weights);
     if (registry_.begins_model()) backward_embedding(stream, slot.dembedding, batch);
 }
 

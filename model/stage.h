@@ -10,6 +10,7 @@
 #include "device/memory.h"
 #include "device/stream.h"
 #include "model/block.h"
+#include "model/block_inputs.h"
 #include "model/context_attention.h"
 #include "model/registry.h"
 #include "model/rotary_table.h"
@@ -24,6 +25,7 @@ struct StageOptions {
     /// Micro-batches whose activations are held at the same time.
     int slots = 1;
     Recompute recompute = Recompute::none;
+    bool inputs_on_host = false;  // of blocks, in training (block_inputs.h)
     ParameterStore::Use use = ParameterStore::Use::training;
     bool document_mask = false;  // batches will have doc_start
     float z_loss = 0;            // see head_loss.h
@@ -137,9 +139,9 @@ class Stage {
     void final_norm(Stream& stream, const Slot& slot, const Addends& input);
     void head(Stream& stream, const Slot& slot, const TokenBatch& batch, bool backward);
     void backward_head(Stream& stream, const Slot& slot, const TokenBatch& batch);
-    void backward_from_end(Stream& stream, Slot& slot, const TokenBatch& batch, Tensor dout,
+    void backward_from_end(Stream& stream, int slot, const TokenBatch& batch, Tensor dout,
                            Backward part);
-    void backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch, Backward part);
+    void backward_blocks(Stream& stream, int slot, const TokenBatch& batch, Backward part);
     void backward_embedding(Stream& stream, Tensor dout, const TokenBatch& batch);
 
     DecoderSpec spec_, part_;  // of all tensor-parallel ranks, and of this one
@@ -152,6 +154,7 @@ class Stage {
     ContextGroup& context_;
 
     std::vector<Slot> slots_;
+    std::optional<BlockInputs> inputs_;  // in training
     RotaryTable rotary_;
     ResidualStream residual_;
     std::optional<ContextAttention> context_attention_;

@@ -42,7 +42,7 @@ def run_arguments(sizes, name, folder, batch=64, recompute="auto"):
                 "model.n_layer": model.layers, "model.n_head": model.heads, "model.n_embd": model.width,
                 "model.vocab_size": sizes.vocabulary, "batch.micro_batch": batch, "batch.sequence_length": sizes.T,
                 "batch.tokens_per_step": batch * sizes.T, "schedule.steps": 100000, "schedule.tokens": 0, "precision.dtype": "bf16",
-                "precision.recompute": recompute, "sampling.every": 0, "checkpoint.every": 0, "evaluation.every": 0, "log.every": 1}
+                "memory.recompute": recompute, "sampling.every": 0, "checkpoint.every": 0, "evaluation.every": 0, "log.every": 1}
     return [f"configs/gpt2-{name.lower()}.json", *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
 
 

@@ -30,7 +30,7 @@ batch= level= run_dir= device= dtype=
 for argument; do
     case $argument in
         batch.micro_batch=*) batch=${argument#*=} ;;
-        precision.recompute=*) level=${argument#*=} ;;
+        memory.recompute=*) level=${argument#*=} ;;
         precision.dtype=*) dtype=${argument#*=} ;;
         device=*) device=${argument#*=} ;;
         run_dir=*) run_dir=${argument#*=} ;;
@@ -47,7 +47,7 @@ case "$*" in
         level=none fits=
         [ $batch -le $NONE ] || level=block
         [ $batch -le $BLOCK ] || fits=': DOES NOT FIT'
-        choices="batch.micro_batch = $batch, precision.recompute = $level"
+        choices="batch.micro_batch = $batch, memory.recompute = $level"
         echo "$choices: 1 MiB of 2 MiB available here$fits"
         [ -z "$fits" ] ;;
     *--profile*) printf 'profile of 10 steps\n  head_loss  1.0\n  step   9.5\n' ;;

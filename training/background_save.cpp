@@ -64,6 +64,7 @@ void BackgroundSave::begin(int64_t step, bool same_bits, const std::string& hist
     Trainer& trainer = start_.trainer;
     {
         const StepSubmission submission;  // nothing waits for the GPU
+        trainer.optimizer.settle_state(trainer.stream);
         trainer.state_copy->begin(trainer.stream);
     }
     contents_.emplace(CheckpointContents{.step = step,

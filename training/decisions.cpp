@@ -117,6 +117,7 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
         return std::string(weighs_speeds(shape) && !keeps ? "yes" : "");
     });
     if (!measures.empty()) speeds = measured_speeds(shape, device, mesh);
+    speeds = with_host(speeds, shape, device, world.local_size());
     decided.link = speeds.link;
     decided.peak_flops = speeds.flops;
     const Choices chosen = choices_from_json(first_for_all(world, [&] {
@@ -125,11 +126,24 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     decided.micro_batch = chosen.micro_batch;
     decided.recompute = recompute_from(chosen.recompute);
     decided.zero = chosen.zero.value();
+    const std::string offload = first_for_all(world, [&]() -> std::string {
+        Config fixed = shape.config;
+        fixed.batch.micro_batch = decided.micro_batch;
+        fixed.memory.recompute = decided.recompute;
+        fixed.parallel.zero = decided.zero;
+        const RunShape with(fixed, spec, decided.dtype, decided.recompute, world.size());
+        const Offload fit = fit_into(available(), with, device, speeds).offload;
+        return concat(fit.optimizer ? "optimizer" : "", fit.activations ? " activations" : "");
+    });
+    decided.offload = {.optimizer = offload.find("optimizer") != std::string::npos,
+                       .activations = offload.find("activations") != std::string::npos};
     const std::string saves = first_for_all(world, [&]() -> std::string {
         Config chosen_config = shape.config;
         chosen_config.batch.micro_batch = decided.micro_batch;
         chosen_config.parallel.zero = decided.zero;
-        const RunShape with(chosen_config, spec, decided.dtype, decided.recompute, world.size());
+        const RunShape with =
+            RunShape(chosen_config, spec, decided.dtype, decided.recompute, world.size())
+                .with_offload(decided.offload);
         return saves_in_background(with, device, available(), world.local_size()) ? "yes" : "";
     });
     decided.saves_in_background = !saves.empty();

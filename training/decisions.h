@@ -27,6 +27,7 @@ struct Decisions {
     Recompute recompute = Recompute::none;
     int micro_batch = 0;
     int zero = 1;
+    Offload offload = {};  // none on a CPU, whose memory is the host's
     GradientSums sums = GradientSums::exact;
     bool saves_in_background = false;
     // If `zero` was chosen by them: bytes per second along the data axis, and FLOP/s of products.

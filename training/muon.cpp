@@ -20,8 +20,12 @@ float scale_of(MuonScale kind, int64_t rows, int64_t cols) {
 
 }  // namespace
 
-Muon::Muon(ParameterStore& parameters, Arena& arena, const MuonOptions& options)
-    : parameters_(parameters), options_(options), segments_(parameters.layout().buckets().size()) {
+Muon::Muon(ParameterStore& parameters, StateLeases& leases, Arena& arena,
+           const MuonOptions& options)
+    : parameters_(parameters),
+      leases_(leases),
+      options_(options),
+      segments_(parameters.layout().buckets().size()) {
     // For all shapes, so that every rank takes as much.
     const Matrices& matrices = *parameters.matrices;
     workspace_ = arena.take(
@@ -34,7 +38,7 @@ void Muon::make_segments() {
     const Grids* const grids = parameters_.grids();
     const auto bytes = static_cast<int64_t>(size_of(parameters_.matrices->dtype()));
     for (const Matrices::Part& part : parameters_.matrices->parts()) {
-        const ParameterStore::Piece& piece = parameters_.pieces()[part.piece];
+        const ParameterStore::Piece piece = leases_.leased(parameters_.pieces()[part.piece]);
         const bool decay = parameters_.parameters()[static_cast<size_t>(piece.parameter)].decay;
         for (int64_t at = part.elements.first; at < part.elements.end();) {
             int64_t n = part.elements.end() - at;
@@ -55,7 +59,6 @@ void Muon::make_segments() {
                 segment.exponents = grids->exponents_of(piece) + at / norm_block;
             }
             segments_[static_cast<size_t>(piece.bucket)].push_back(segment);
-            all_segments_.push_back(segment);
             at += n;
         }
     }
@@ -81,7 +84,11 @@ void Muon::warm_up(Stream& stream) {
 void Muon::find_directions(Stream& stream, const MuonStep& args) {
     {
         const TraceSpan span(TraceTrack::device, stream, "momentum");
-        muon_momentum(stream, all_segments_, args);
+        for (size_t b = 0; b < segments_.size(); ++b) {
+            leases_.acquire(stream, StateLeases::Part::momentum, b);
+            muon_momentum(stream, segments_[b], args);
+            leases_.release(stream, StateLeases::Part::momentum, b);
+        }
     }
     parameters_.matrices->collect(stream);
     orthogonalize(stream);

@@ -6,6 +6,7 @@
 #include "kernels/muon/muon.h"
 #include "kernels/muon/newton_schulz.h"
 #include "parallel/state/parameters.h"
+#include "parallel/state/state_leases.h"
 
 namespace train_gpt {
 
@@ -17,7 +18,8 @@ struct MuonOptions {
 class Muon {
   public:
     /// parameters.matrices is set.
-    Muon(ParameterStore& parameters, Arena& arena, const MuonOptions& options);
+    /// `leases` must live longer than the object.
+    Muon(ParameterStore& parameters, StateLeases& leases, Arena& arena, const MuonOptions& options);
 
     /// The scratch memory of its matrix products.
     size_t scratch_bytes(const Stream& stream) const;
@@ -34,9 +36,9 @@ class Muon {
     void orthogonalize(Stream& stream);
 
     ParameterStore& parameters_;
+    StateLeases& leases_;
     MuonOptions options_;
     std::vector<std::vector<MuonSegment>> segments_;  // of each bucket
-    std::vector<MuonSegment> all_segments_;
     void* workspace_ = nullptr;
 };
 

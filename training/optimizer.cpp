@@ -53,6 +53,7 @@ OptimizerStep optimizer_step(const Config& config, int64_t step, double rate) {
 
 Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions options)
     : parameters_(parameters),
+      leases_(arena, parameters),
       device_(arena.device()),
       norm_segments_(parameters.layout().buckets().size()),
       adamw_segments_(parameters.layout().buckets().size()),
@@ -94,7 +95,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions 
     history_ = static_cast<SpikeHistory*>(arena.take(sizeof(SpikeHistory), Purpose::workspaces));
     squares_before_ = doubles(tensors_);
     kept_squares_ = doubles(4 * tensors_);
-    if (options.muon) muon_.emplace(parameters, arena, *options.muon);
+    if (options.muon) muon_.emplace(parameters, leases_, arena, *options.muon);
     if (arena.is_counting()) return;
 
     const std::vector<double> zeros(static_cast<size_t>(n));
@@ -129,11 +130,12 @@ void Optimizer::make_segments(const RouterCounts* routers) {
             next += blocks_of(piece);
         }
         if (parameters_.is_matrix(piece.parameter)) continue;
+        const ParameterStore::Piece leased = leases_.leased(piece);
         const Parameter& p = parameters_.parameters()[static_cast<size_t>(piece.parameter)];
         if (p.update == Update::balance) {
             if (!routers) continue;
             balance_segments_[bucket].push_back({.weights = piece.weights,
-                                                 .master = piece.master,
+                                                 .master = leased.master,
                                                  .first = piece.range.first,
                                                  .n = n,
                                                  .chosen = routers->chosen(p.router).as<int32_t>(),
@@ -141,9 +143,9 @@ void Optimizer::make_segments(const RouterCounts* routers) {
             continue;
         }
         adamw_segments_[bucket].push_back({.weights = piece.weights,
-                                           .master = piece.master,
-                                           .m = piece.floats(adamw_m),
-                                           .v = piece.floats(adamw_v),
+                                           .master = leased.master,
+                                           .m = leased.floats(adamw_m),
+                                           .v = leased.floats(adamw_v),
                                            .gradient = piece.gradient,
                                            .n = n,
                                            .decay = p.decay});
@@ -155,6 +157,7 @@ void Optimizer::make_segments(const RouterCounts* routers) {
 }
 
 void Optimizer::begin_step(Stream& stream) {
+    leases_.begin_step();
     if (grids_) grids_->begin_step(stream);
 }
 
@@ -176,9 +179,11 @@ void Optimizer::update(Stream& stream, OptimizerStep args, float scale, float cl
         {
             const TraceSpan span(TraceTrack::device, stream, "update bucket", static_cast<int>(b));
             if (state_copy_) state_copy_->hold_bucket(stream, b);
+            leases_.acquire(stream, StateLeases::Part::elements, b);
             adamw(stream, adamw_segments_[b], args.adamw);
             if (muon_) muon_->update(stream, b, args.muon);
             balance_biases(stream, balance_segments_[b], args.balance_rate, state_);
+            leases_.release(stream, StateLeases::Part::elements, b);
         }
         parameters_.weights.gather(stream, static_cast<int>(b));
     }

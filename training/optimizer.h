@@ -11,6 +11,7 @@
 #include "model/router_counts.h"
 #include "parallel/state/parameters.h"
 #include "parallel/state/state_copy.h"
+#include "parallel/state/state_leases.h"
 #include "training/config/config.h"
 #include "training/muon.h"
 
@@ -77,6 +78,9 @@ class Optimizer {
     /// nothing until clear_overflow().
     void update(Stream& stream, OptimizerStep args, float scale, float clip);
 
+    /// Makes later work of the stream, which reads state where the buffers have it, wait until the
+    /// updates have written it.
+    void settle_state(Stream& stream) const { leases_.settle(stream); }
     /// From now on, updates wait until the copy has read what they change.
     void wait_for(const StateCopy& copy) { state_copy_ = &copy; }
 
@@ -115,6 +119,7 @@ class Optimizer {
     size_t place_of(int parameter) const;  // among `names_`
 
     ParameterStore& parameters_;
+    StateLeases leases_;
     Device device_;
     // For each bucket.
     std::vector<std::vector<NormSegment>> norm_segments_;

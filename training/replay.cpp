@@ -252,8 +252,8 @@ std::string describe_memory(const Replay& replay, const std::string& choices_of,
     const Choices choices =
         choices_of.empty() ? read_choices(replay.checkpoint) : given_choices(choices_of);
     if (config.batch.micro_batch == 0) config.batch.micro_batch = choices.micro_batch;
-    if (config.precision.recompute.is_auto() && !choices.recompute.empty())
-        config.precision.recompute = recompute_from(choices.recompute);
+    if (config.memory.recompute.is_auto() && !choices.recompute.empty())
+        config.memory.recompute = recompute_from(choices.recompute);
     if (!config.parallel.zero) config.parallel.zero = choices.zero;
     config = with_kept_sums(config, choices);
     const PlanReport plan = plan_report(config, device, ranks);

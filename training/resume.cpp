@@ -130,7 +130,7 @@ std::string note_on_choices(const Config& config, const Choices& kept, const Cho
     const bool other_batch =
         config.batch.micro_batch == 0 && chosen.micro_batch != kept.micro_batch;
     const bool other_level =
-        config.precision.recompute.is_auto() && chosen.recompute != kept.recompute;
+        config.memory.recompute.is_auto() && chosen.recompute != kept.recompute;
     const bool other_sums = config.parallel.sums.is_auto() && kept.sums && chosen.sums != kept.sums;
     const bool other_stage = !config.parallel.zero && kept.zero && chosen.zero != kept.zero;
     if (!other_batch && !other_level && !other_stage && !other_sums) return "";
@@ -142,7 +142,7 @@ std::string note_on_choices(const Config& config, const Choices& kept, const Cho
                           : "";
     };
     return concat("note: the run had chosen batch.micro_batch=", kept.micro_batch,
-                  " and precision.recompute=", kept.recompute, stage(" and parallel.zero=", kept),
+                  " and memory.recompute=", kept.recompute, stage(" and parallel.zero=", kept),
                   sums(" and parallel.sums=", kept), ", which is not possible here; it now uses ",
                   chosen.micro_batch, " and ", chosen.recompute, stage(" and ", chosen),
                   sums(" and ", chosen),

@@ -60,6 +60,7 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                          {.B = shape.config.batch.micro_batch,
                           .T = shape.config.sequence_length() / context.size(),
                           .recompute = shape.recompute,
+                          .inputs_on_host = shape.offload().activations,
                           .use = ParameterStore::Use::training,
                           .document_mask = shape.config.data.document_mask,
                           .z_loss = static_cast<float>(shape.config.optimizer.z_loss),

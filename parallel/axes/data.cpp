@@ -25,7 +25,8 @@ Sharding sharding_of(const MeshLayout& mesh, int rank, const DataOptions& option
             .zero = splits ? options.zero : 0,
             .bucket_elements = options.bucket_elements,
             .sums = options.sums,
-            .matrices = options.matrices};
+            .matrices = options.matrices,
+            .state_on_host = options.state_on_host};
 }
 
 namespace {

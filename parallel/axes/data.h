@@ -19,6 +19,7 @@ struct DataOptions {
     int64_t bucket_elements = 0;  // of the flat buffers
     GradientSums sums = GradientSums::fp32;
     std::optional<MatrixUpdates> matrices = {};
+    bool state_on_host = false;
 };
 
 /// How ZeRO splits the state, for a rank of the mesh. A group of one rank splits nothing.

@@ -90,13 +90,16 @@ void ParameterBuffers::allocate(Arena& arena) {
     if (use_ == Use::inference) return;
 
     const int64_t owned_numel = sharding_.is_split() ? layout_.shard_numel() : layout_.numel();
-    if (dtype_ == DType::bf16) master_ = floats(owned_numel, Purpose::masters);
+    const bool on_host = sharding_.state_on_host;
+    if (dtype_ == DType::bf16)
+        master_ = floats(owned_numel, on_host ? Purpose::offloaded : Purpose::masters);
     Spans* const if_sent = rounds ? nullptr : if_exchanged;
     const bool each = sharding_.reduces_each();
     gradient_ = each ? floats(owned_numel, Purpose::gradients)
                      : floats(layout_.numel(), Purpose::gradients, if_sent);
     for (const OptimizerSlot& slot : slots_)
-        slot_memory_.push_back(take(elements_of(slot), slot.dtype, Purpose::moments));
+        slot_memory_.push_back(
+            take(elements_of(slot), slot.dtype, on_host ? Purpose::offloaded : Purpose::moments));
     if (each) {
         embedding_gradients_ = floats(embedding, Purpose::gradients, if_sent);
         for (size_t turn = 0; turn < turns; ++turn)
@@ -212,6 +215,13 @@ std::span<const ParameterBuffers::Piece> ParameterBuffers::pieces_of(int i) cons
     };
     const auto first = std::lower_bound(pieces_.begin(), pieces_.end(), i, before);
     return {first, std::lower_bound(first, pieces_.end(), i + 1, before)};
+}
+
+std::span<std::byte> ParameterBuffers::memory_of(const Piece& piece, size_t state) const {
+    const DType dtype = state == 0 ? DType::fp32 : slots_[state - 1].dtype;
+    char* const data = state == 0 ? reinterpret_cast<char*>(piece.master) : piece.slots[state - 1];
+    return {reinterpret_cast<std::byte*>(data),
+            data ? static_cast<size_t>(piece.range.n) * size_of(dtype) : 0};
 }
 
 int ParameterBuffers::index_of(const std::string& name) const {

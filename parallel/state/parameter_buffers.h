@@ -31,6 +31,8 @@ struct OptimizerSlot {
 /// holds its shard of each bucket, with ZeRO-2 of the gradient sums as well, and with ZeRO-3 of the
 /// weights. In fp32 the weights are the masters.
 ///
+/// Masters and slots may be in host memory (Sharding::state_on_host).
+///
 /// With ZeRO-3, whole weights are in buffers that the ranks gather them into. Unit 0's, and a
 /// head's that is larger than a block, have places of their own; the other buckets take turns in
 /// two buffers, so that one is gathered while the one before it is used.
@@ -130,6 +132,8 @@ class ParameterBuffers {
     /// In the order of the registry.
     const std::vector<Piece>& pieces() const { return pieces_; }
     std::span<const Piece> pieces_of(int i) const;
+    /// The memory of a piece's master (state 0) or of slot `state` − 1; empty: it has no such slot.
+    std::span<std::byte> memory_of(const Piece& piece, size_t state) const;
 
   private:
     void find_units();

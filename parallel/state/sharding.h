@@ -39,6 +39,9 @@ struct Sharding {
     int64_t bucket_elements = (int64_t{64} << 20) / 4;
     GradientSums sums = GradientSums::fp32;
     std::optional<MatrixUpdates> matrices = {};  // nothing: each element is updated for itself
+    /// Masters and the optimizer's slots are in host memory, and come to the GPU bucket by bucket
+    /// to be updated (state_leases.h).
+    bool state_on_host = false;
 
     bool is_exact() const { return sums == GradientSums::exact; }
     /// A micro-batch's gradients stand alone: kernels write them to memory of their own, from which

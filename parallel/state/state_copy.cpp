@@ -40,13 +40,6 @@ StateCopy::StateCopy(Arena& arena, const ParameterBuffers& buffers,
         if (to && !counts)
             runs_[0].push_back({static_cast<const std::byte*>(other.from), to, other.bytes});
     }
-    const auto memory_of = [&](const ParameterBuffers::Piece& piece, size_t state) {
-        const DType dtype = state == 0 ? DType::fp32 : buffers.slots()[state - 1].dtype;
-        const char* const from =
-            state == 0 ? reinterpret_cast<char*>(piece.master) : piece.slots[state - 1];
-        return std::span(reinterpret_cast<const std::byte*>(from),
-                         from ? static_cast<size_t>(piece.range.n) * size_of(dtype) : 0);
-    };
     std::vector<size_t> order(pieces.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::ranges::stable_sort(order, {}, [&](size_t i) { return pieces[i].bucket; });
@@ -56,11 +49,11 @@ StateCopy::StateCopy(Arena& arena, const ParameterBuffers& buffers,
             std::find_if(first, order.end(), [&](size_t i) { return pieces[i].bucket != bucket; });
         for (size_t state = 0; state < states_; ++state) {
             size_t bytes = 0;
-            for (auto i = first; i != last; ++i) bytes += memory_of(pieces[*i], state).size();
+            for (auto i = first; i != last; ++i) bytes += buffers.memory_of(pieces[*i], state).size();
             std::byte* to = take(bytes);
             if (counts) continue;
             for (auto i = first; i != last; ++i) {
-                const std::span<const std::byte> from = memory_of(pieces[*i], state);
+                const std::span<const std::byte> from = buffers.memory_of(pieces[*i], state);
                 if (from.empty()) continue;
                 places_[*i * states_ + state] = to;
                 std::vector<Run>& runs = runs_[static_cast<size_t>(1 + bucket)];

@@ -16,7 +16,7 @@ using namespace train_gpt;
 TEST_CASE("the plan is what the run takes", "[cli][cuda]") {
     const TemporaryDirectory directory;
     for (const char* level : {"none", "elementwise", "block"}) {
-        const Arguments overrides{"--set", std::string("precision.recompute=") + level,
+        const Arguments overrides{"--set", std::string("memory.recompute=") + level,
                                   "--set", "schedule.steps=1",
                                   "--set", "schedule.warmup_steps=0"};
         const std::string plan =
@@ -25,7 +25,7 @@ TEST_CASE("the plan is what the run takes", "[cli][cuda]") {
         const std::string run =
             check_succeeds(train_gpt_with(Workplace::get().train(directory / level, overrides)))
                 .out;
-        const std::string label = std::string("precision.recompute = ") + level + ": ";
+        const std::string label = std::string("memory.recompute = ") + level + ": ";
         const size_t at = plan.find(label);
         CAPTURE(plan, run);
         REQUIRE(at != std::string::npos);

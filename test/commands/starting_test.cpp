@@ -244,7 +244,7 @@ TEST_CASE("a printed configuration has what a run would use, and the run's folde
     }
     CHECK(printed["precision"]["dtype"] != "auto");
     CHECK(printed["batch"]["micro_batch"] == choices["micro_batch"]);
-    CHECK(printed["precision"]["recompute"] == choices["recompute"]);
+    CHECK(printed["memory"]["recompute"] == choices["recompute"]);
     CHECK(printed["device"] != "auto");
     CHECK(kept["batch"]["micro_batch"] == 0);  // so that it starts the run on any machine
     const std::string report = read(directory / "run/report.html");

@@ -243,7 +243,7 @@ TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "
             .environment = {"OMP_NUM_THREADS=2", "OMP_WAIT_POLICY=passive"}};
         const Arguments options{
             "--set", concat("model.family=", family),   "--set", "model.head_size=16",
-            "--set", concat("precision.dtype=", dtype), "--set", "precision.recompute=elementwise"};
+            "--set", concat("precision.dtype=", dtype), "--set", "memory.recompute=elementwise"};
         check_succeeds(train_gpt_with(w.train(directory / "whole", options), two_threads));
         const std::string stop = std::to_string(random_int(1, 11));
         CAPTURE(family, dtype, stop);

@@ -39,6 +39,7 @@ struct MeshCase {
     bool exact = false;         // parallel.sums
     bool muon = false;          // optimizer.name
     bool many_experts = false;  // more than there are tokens for
+    bool offload = false;       // memory.offload: all that can be
     struct Stages {
         int ranks = 1;
         const char* schedule = "1f1b";
@@ -64,6 +65,7 @@ class MeshRow {
     constexpr MeshRow documents() const { return with(&MeshCase::has_documents, true); }
     constexpr MeshRow exact() const { return with(&MeshCase::exact, true); }
     constexpr MeshRow muon() const { return with(&MeshCase::muon, true); }
+    constexpr MeshRow offload() const { return with(&MeshCase::offload, true); }
     constexpr MeshRow many_experts() const { return with(&MeshCase::many_experts, true); }
     constexpr MeshRow pipeline(int ranks, const char* schedule = "1f1b",
                                int stages_per_rank = 1) const {
@@ -85,12 +87,12 @@ constexpr MeshRow trains(const char* family, int micro_batches) {
 }
 
 inline std::string name_of(const MeshCase& c) {
-    return concat("tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ",
-                  c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype,
-                  ", context ", c.context, c.has_documents ? ", documents" : "",
-                  c.exact ? ", exact" : "", c.muon ? ", muon" : "",
-                  c.many_experts ? ", many experts" : "", ", pipeline ", c.pipeline.ranks, " ",
-                  c.pipeline.schedule, " × ", c.pipeline.per_rank);
+    return concat(
+        "tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ", c.shard_ranks, ", ",
+        c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype, ", context ", c.context,
+        c.has_documents ? ", documents" : "", c.exact ? ", exact" : "", c.muon ? ", muon" : "",
+        c.many_experts ? ", many experts" : "", c.offload ? ", offload" : "", ", pipeline ",
+        c.pipeline.ranks, " ", c.pipeline.schedule, " × ", c.pipeline.per_rank);
 }
 
 inline bool is_mixture(const std::string& family) {
@@ -203,6 +205,7 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
                                          {"tensor_chunks", chunks}})
             settings.push_back(concat("parallel.", key, "=", value));
     if (split) settings.push_back(concat("parallel.schedule=", c.pipeline.schedule));
+    if (split && c.offload) settings.emplace_back(R"(memory.offload=["optimizer", "activations"])");
     settings.push_back(concat("parallel.tensor_keep_gathered=", keeps ? "true" : "false"));
     return parse_config("{}", "test", settings);
 }
@@ -216,8 +219,7 @@ class MeshRun {
         : config_(config),
           spec_(spec_of(config, config.model.vocab_size)),
           dtype_(resolve_dtype(config.precision.dtype, device)),
-          recompute_(
-              std::optional<Recompute>(config.precision.recompute).value_or(Recompute::none)),
+          recompute_(std::optional<Recompute>(config.memory.recompute).value_or(Recompute::none)),
           mesh_(world, device, mesh_sizes(config)),
           arena_(allocate(
               plan_memory({config, spec_, dtype_, recompute_, ranks()}, device, mesh_.rank()))),

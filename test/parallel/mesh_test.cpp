@@ -38,6 +38,7 @@ constexpr MeshCase few_meshes[] = {
     trains("gpt2", 3).tensor(2).data(2).zero(2),
     trains("qwen2", 3).bf16().tensor(2).data(2).zero(1),
     trains("qwen3_moe", 5).data(2).zero(3),
+    trains("qwen2_moe", 3).bf16().tensor(2).data(2).zero(1).offload(),
     trains("qwen2_moe", 3).tensor(2).data(2).zero(2),
     trains("olmoe", 2).tensor(2),
 };
@@ -46,6 +47,7 @@ constexpr MeshCase few_context_meshes[] = {
     trains("llama", 3).data(2).zero(3).context(2),
     trains("qwen3", 3).bf16().tensor(2).zero(2).context(2).documents(),
     trains("gpt_oss", 3).zero(1).context(2).documents(),
+    trains("llama", 3).data(2).zero(2).context(2).offload(),
 };
 constexpr MeshCase more_context_meshes[] = {
     trains("llama", 3).zero(1).context(4).documents(),

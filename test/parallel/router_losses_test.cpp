@@ -36,7 +36,7 @@ Config with_loss(Config config, const Loss& loss, Recompute recompute) {
     config.router.balance_rate = loss.balance_rate;
     config.router.level = loss.level;
     config.router.z_loss = loss.z_loss;
-    config.precision.recompute = recompute;
+    config.memory.recompute = recompute;
     config.model.n_layer = 3;
     return config;
 }

@@ -418,14 +418,14 @@ TEST_CASE("a rank holds the weights, gradients and optimizer state of its share 
             }
 
     // The plan equals the memory that each rank of a run reports.
-    const Settings more = zero(random_int(0, 1) ? 2 : 3) + Settings{{"precision.recompute", "none"},
+    const Settings more = zero(random_int(0, 1) ? 2 : 3) + Settings{{"memory.recompute", "none"},
                                                                     {"schedule.steps", "1"},
                                                                     {"schedule.warmup_steps", "0"}};
     const ProgramResult plan =
         run_program(job.command("plan", "run", more, {"--world", "2"}), {{"OMP_NUM_THREADS", "1"}});
     const ProgramResult run = job.start(2, "run", more);
     CAPTURE(plan.output, run.output);
-    const std::string label = "precision.recompute = none: ";
+    const std::string label = "memory.recompute = none: ";
     const size_t at = plan.output.find(label);
     REQUIRE(at != std::string::npos);
     const size_t begin = at + label.size();

@@ -27,7 +27,7 @@ Config pipeline_config(PipelineKind kind, int ranks, int stages_per_rank, int m)
     config.parallel.pipeline = ranks;
     config.parallel.schedule = kind;
     config.parallel.stages_per_rank = stages_per_rank;
-    config.precision.recompute = Recompute::none;
+    config.memory.recompute = Recompute::none;
     config.checkpoint.async = random_int(0, 1) == 1;
     return config;
 }

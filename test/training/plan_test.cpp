@@ -190,7 +190,7 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
             fit_into(least - 1, {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
         CHECK(none.bytes == least);
         config.batch.micro_batch = fit.micro_batch;
-        config.precision.recompute = "elementwise";
+        config.memory.recompute = "elementwise";
         const Fit given =
             fit_into(0, {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
         CHECK(given.micro_batch == fit.micro_batch);
@@ -228,7 +228,7 @@ TEST_CASE("the plan of a pipeline is of the stage that needs the most, and sends
         config.model.n_layer = stages + 39;
         config.batch.micro_batch = 1;
         config.batch.tokens_per_step = int64_t{8} * config.sequence_length();
-        config.precision.recompute = "none";
+        config.memory.recompute = "none";
         const int ranks = 2 * stages;
         const DecoderSpec spec = spec_of(config, config.model.vocab_size);
         CAPTURE(to_json(config));
@@ -285,7 +285,7 @@ TEST_CASE("a resumed run takes the choices that it has, unless they fit no more"
     const Choices less = choose(kept, bytes(3, Recompute::block) - 1, 1);
     CHECK(bytes(less.micro_batch, recompute_from(less.recompute)) < bytes(3, Recompute::block));
     config.batch.micro_batch = 4;  // given values are used
-    config.precision.recompute = "elementwise";
+    config.memory.recompute = "elementwise";
     CHECK(choose(kept, plenty, 1).micro_batch == 4);
     CHECK(choose(kept, plenty, 1).recompute == "elementwise");
 }
@@ -380,7 +380,7 @@ TEST_CASE("a change that is said to fit fits", "[plan]") {
     std::set<std::string> kinds;
     for (int i = 0; i < 40; ++i) {
         Config config = random_config();
-        config.precision.recompute = "none";
+        config.memory.recompute = "none";
         config.batch.micro_batch = 4;
         config.model.n_ctx = 64;
         config.batch.sequence_length = 64;
@@ -411,7 +411,7 @@ TEST_CASE("a change that is said to fit fits", "[plan]") {
             CHECK(contains(advice, "take a smaller model"));
             Config least = config;
             least.batch.micro_batch = 1;
-            least.precision.recompute = "block";
+            least.memory.recompute = "block";
             least.parallel.zero = 3;
             CHECK(fit(least, available, sequences).bytes > available);
             continue;
@@ -428,7 +428,7 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
     constexpr int T = 64;
     for (const int sequences : {1, 16, 16, 1}) {
         Config config = random_config();
-        config.precision.recompute = "none";
+        config.memory.recompute = "none";
         // So large that ZeRO-3 holds less than ZeRO-2 does
         config.model.n_layer = 24;
         config.model.n_head = 4;
@@ -441,7 +441,7 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
         const auto bytes = [&](int zero, int ranks, int length, int tensor = 1) {
             Config changed = config;
             changed.parallel.tensor = tensor;
-            changed.precision.recompute = "block";
+            changed.memory.recompute = "block";
             changed.batch.micro_batch = 1;
             changed.batch.sequence_length = length;
             changed.parallel.zero = zero;

@@ -329,9 +329,14 @@ struct Config {
 
     struct Precision {
         OneOf<std::optional<DType>> dtype;  // auto: bf16 if the device multiplies it natively
-        OneOf<std::optional<Recompute>> recompute;  // auto: the least that fits
-        OneOf<bool> tf32 = false;                   // on a GPU
+        OneOf<bool> tf32 = false;           // on a GPU
     } precision;
+
+    /// What is kept where, and what is computed again instead.
+    struct Memory {
+        OneOf<std::optional<Recompute>> recompute;    // auto: the least that fits
+        std::vector<std::string> offload = {"auto"};  // offload_of()
+    } memory;
 
     struct Checkpoint {
         int64_t every = 1000;  // steps; 0: only at the end

@@ -46,6 +46,7 @@ class Checks {
         capacity();
         schedule();
         sums();
+        offload();
         // MeshLayout refuses the same sizes, but does not know what else a size must fit.
         if (world_ > 1) refuse_if(mesh_problem(world_, mesh_sizes(config_)));
     }
@@ -59,6 +60,7 @@ class Checks {
     void experts() const;
     void capacity() const;
     void schedule() const;
+    void offload() const;
     void sums() const;
 
     DecoderSpec spec() const {
@@ -367,6 +369,13 @@ void Checks::sums() const {
     if (config_.batch.micro_batch > 0)
         if (const std::string problem = contributions_problem(config_); !problem.empty())
             refuse(problem);
+}
+
+void Checks::offload() const {
+    const std::vector<std::string>& words = config_.memory.offload;
+    for (const char* alone : {"auto", "none"})
+        if (words.size() > 1 && std::ranges::find(words, alone) != words.end())
+            refuse("memory.offload has \"", alone, "\" beside other words; leave one of them out");
 }
 
 void Checks::schedule() const {

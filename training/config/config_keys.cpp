@@ -151,13 +151,20 @@ constexpr ConfigKey later_keys[] = {
     {KEY(precision.dtype), one_of<std::optional<DType>>(),
      "Dtype of parameters and activations; master weights, moments and gradient sums are always "
      "fp32. `auto`: bf16 if the device multiplies it natively, else fp32."},
-    {KEY(precision.recompute), one_of<std::optional<Recompute>>(),
-     "What the backward pass recomputes instead of keeping it in memory: nothing, the cheap "
-     "element-wise results, or whole blocks. Saves memory and costs time. `auto`: as little as "
-     "fits into memory."},
     {KEY(precision.tf32), one_of<bool>(),
      "On a GPU, with `precision.dtype` fp32: compute matrix products on tensor cores, with "
      "operands rounded to TF32's 10 bits of mantissa. Several times faster, but less exact."},
+
+    {KEY(memory.recompute), one_of<std::optional<Recompute>>(),
+     "What the backward pass recomputes instead of keeping it in memory: nothing, the cheap "
+     "element-wise results, or whole blocks. Saves memory and costs time. `auto`: as little as "
+     "fits into memory."},
+    {KEY(memory.offload), one_of({"auto", "none", "optimizer", "activations"}),
+     "What a GPU keeps in the host's memory, as a word or a list: `optimizer`, the master weights "
+     "and the optimizer's state, which come to the GPU bucket by bucket to be updated; "
+     "`activations`, the input of each block from the forward to the backward pass. `none`: "
+     "nothing. `auto`: what makes a step fast in the GPU's memory. A CPU offloads nothing, since "
+     "its memory is the host's. Results stay the same, bit for bit."},
 
     {KEY(checkpoint.every), between(0, max_steps),
      "Steps between checkpoints; 0: only at the end."},
@@ -313,6 +320,7 @@ std::span<const ConfigKey> config_keys() {
 
 const ConfigKey* find_config_key(std::string_view path) {
     if (path == "parallel.reduce_dtype") path = "parallel.sums";
+    if (path == "precision.recompute") path = "memory.recompute";
     for (const ConfigKey& key : config_keys())
         if (key.path == path) return &key;
     return nullptr;

@@ -175,6 +175,13 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
                 return sources.has_value();
             } else if constexpr (std::is_same_v<Value, Texts>) {
                 const auto texts = read_texts(value, concat(origin, ": ", key.path));
+                const auto words = key.rule.words();
+                const auto is_known = [&](const std::string& text) {
+                    return std::ranges::find(words, text) != words.end();
+                };
+                if (texts && !words.empty() &&
+                    (texts->empty() || !std::ranges::all_of(*texts, is_known)))
+                    return false;
                 if (texts) *target = *texts;
                 return texts.has_value();
             } else if constexpr (std::is_same_v<Value, WholeNumbers>) {

@@ -60,7 +60,7 @@ std::string config_schema() {
         Json bounds = Json::object();
         if (is_numbers(field)) bounds["type"] = "integer";
         for (const std::string_view word : rule.words())
-            property["enum"].push_back(std::string(word));
+            (is_texts(field) ? property["items"] : property)["enum"].push_back(std::string(word));
         if (has_switch) {
             if (rule.words().empty()) property["enum"] = {"on", "off"};
             for (const bool value : {false, true})

@@ -89,7 +89,8 @@ std::string rule_text(const ConfigKey& key) {
     if (is_switch(field))
         return concat(rule.word_count == 3 ? "\"auto\", " : "",
                       "true or false (\"on\" or \"off\")");
-    if (rule.word_count > 0) return words_text(rule.words());
+    if (rule.word_count > 0)
+        return concat(words_text(rule.words()), is_texts(field) ? ", or a list of them" : "");
     if (is_text(field)) return "a text";
     if (is_sources(field)) return concat("a text, or a list of sources ", source_shape);
     if (is_texts(field)) return "a text, or a list of texts";

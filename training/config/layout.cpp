@@ -81,6 +81,16 @@ PipelineOptions pipeline_options(const Config& config) {
             .layers_per_stage = p.layers_per_stage};
 }
 
+std::optional<Offload> offload_of(const Config& config) {
+    Offload offload;
+    for (const std::string& word : config.memory.offload) {
+        if (word == "auto") return {};
+        offload.optimizer |= word == "optimizer";
+        offload.activations |= word == "activations";
+    }
+    return offload;
+}
+
 RunShape::RunShape(Config config_, const DecoderSpec& spec_, DType dtype_, Recompute recompute_,
                    int world)
     : config(std::move(config_)),
@@ -106,6 +116,16 @@ RunShape RunShape::with_recompute(Recompute level) const {
 RunShape RunShape::with_zero(int stage) const {
     RunShape shape = *this;
     shape.config.parallel.zero = stage;
+    return shape;
+}
+
+RunShape RunShape::with_offload(const Offload& offload) const {
+    RunShape shape = *this;
+    std::vector<std::string>& words = shape.config.memory.offload;
+    words.clear();
+    if (offload.optimizer) words.emplace_back("optimizer");
+    if (offload.activations) words.emplace_back("activations");
+    if (words.empty()) words.emplace_back("none");
     return shape;
 }
 
@@ -137,7 +157,8 @@ Sharding sharding_of(const RunShape& shape, int rank) {
          .tied_head = shape.spec.tied_head,
          .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
          .sums = sums_of(shape.config),
-         .matrices = matrix_updates(shape.config)});
+         .matrices = matrix_updates(shape.config),
+         .state_on_host = shape.offload().optimizer});
 }
 
 TensorOptions tensor_options(const Config& config, const TensorRank& tensor) {

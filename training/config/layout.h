@@ -44,6 +44,16 @@ DType resolve_dtype(const std::string& word, const Device& device);
 /// it, else fp32.
 GradientSums sums_of(const Config& config);
 
+/// What a GPU keeps in the host's memory.
+struct Offload {
+    bool optimizer = false;    // masters and the optimizer's slots (state_leases.h)
+    bool activations = false;  // the inputs of blocks
+
+    bool operator==(const Offload&) const = default;
+};
+/// memory.offload; nothing if it is "auto".
+std::optional<Offload> offload_of(const Config& config);
+
 /// The mesh of this many ranks. Throws Error where the configuration's sizes do not divide them.
 MeshSizes mesh_sizes(const Config& config);
 MeshLayout mesh_of(const Config& config, int world);
@@ -65,6 +75,9 @@ struct RunShape {
     RunShape with_micro_batch(int sequences) const;
     RunShape with_recompute(Recompute level) const;
     RunShape with_zero(int stage) const;
+    RunShape with_offload(const Offload& offload) const;
+    /// Nothing where memory.offload is "auto".
+    Offload offload() const { return offload_of(config).value_or(Offload{}); }
 };
 
 // ---- What each rank has -------------------------------------------------------------------------

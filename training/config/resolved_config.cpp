@@ -66,7 +66,7 @@ ResolvedConfig resolve_here(const Config& given, int ranks, int local_ranks) {
         const Choices chosen = choose_by_memory(kept, available, shape, device,
                                                 keeps ? Speeds{} : planned_speeds(shape, device));
         config.batch.micro_batch = chosen.micro_batch;
-        config.precision.recompute = recompute_from(chosen.recompute);
+        config.memory.recompute = recompute_from(chosen.recompute);
         config.parallel.zero = chosen.zero;
         config.parallel.sums = chosen.sums;
     } catch (const Error& error) {

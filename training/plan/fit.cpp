@@ -36,9 +36,9 @@ class StepTime {
           fixed_tokens_(device.is_cuda() ? 1024 : 64),
           hides_(device.is_cuda() ? 0.8 : 0) {
         constexpr double efficiency = 0.5;
-        const int parts = shape.mesh.size(Axis::tensor) * shape.mesh.size(Axis::pipeline);
+        parts_ = shape.mesh.size(Axis::tensor) * shape.mesh.size(Axis::pipeline);
         if (speeds.flops > 0)
-            token_ = shape.spec.flops_per_token(shape.config.sequence_length()) / parts /
+            token_ = shape.spec.flops_per_token(shape.config.sequence_length()) / parts_ /
                      (efficiency * speeds.flops);
     }
 
@@ -53,7 +53,8 @@ class StepTime {
                                    cost[static_cast<size_t>(shape.recompute)];
         const double compute = static_cast<double>(busiest) * micro_batch;
         const bool in_every_one = sharding_of(shape, 0).reduces_each();
-        return compute + exposed(shape, in_every_one ? compute : micro_batch);
+        return compute + exposed(shape, in_every_one ? compute : micro_batch) +
+               offloaded(shape, compute, busiest);
     }
 
   private:
@@ -66,8 +67,35 @@ class StepTime {
         return all - hidden + not_free * hidden;
     }
 
+    /// What offloading adds to so much time of computing so many micro-batches.
+    double offloaded(const RunShape& shape, double compute, int64_t micro_batches) const {
+        const Offload offload = shape.offload();
+        if (speeds_.host == 0 || speeds_.flops == 0) return 0;
+        double time = 0;
+        if (offload.optimizer) {
+            const Sharding sharding = sharding_of(shape, 0);
+            int64_t held = 0;
+            for (const Parameter& p : registry_of_rank(shape, 0).parameters)
+                held += p.padded_numel();
+            if (sharding.is_split()) held /= sharding.size;
+            time +=
+                static_cast<double>(held) * (shape.dtype == DType::bf16 ? 12 : 8) / speeds_.host;
+        }
+        if (offload.activations) {
+            const Config& config = shape.config;
+            const double tokens = double(config.batch.micro_batch) * config.sequence_length() /
+                                  (config.parallel.context * config.parallel.tensor),
+                         bytes = tokens * shape.spec.n_embd * double(size_of(shape.dtype)) *
+                                 shape.spec.n_layer / shape.mesh.size(Axis::pipeline);
+            const double moved = 2 * bytes * static_cast<double>(micro_batches) / speeds_.host;
+            time += moved - std::min(moved, 0.8 * compute);
+        }
+        return time;
+    }
+
     Speeds speeds_;
     double token_ = 1, fixed_tokens_, hides_;
+    int parts_ = 1;  // of the model
 };
 
 /// The differences between two configurations, as command-line options.
@@ -97,20 +125,34 @@ bool weighs_speeds(const RunShape& shape) {
     return !shape.config.parallel.zero && sharding_of(shape, 0).is_split();
 }
 
+Speeds with_host(Speeds speeds, const RunShape& shape, const Device& device, int local_ranks) {
+    if (!device.is_cuda() || offload_of(shape.config)) return speeds;
+    speeds.host = 25e9;
+    speeds.host_memory =
+        memory_available(Device()) / 2 / static_cast<uint64_t>(std::max(1, local_ranks));
+    if (speeds.flops == 0)
+        speeds.flops = measure_peak_flops(device, shape.dtype, kernel_settings(shape.config));
+    return speeds;
+}
+
 Speeds planned_speeds(const RunShape& shape, const Device& device) {
-    if (!weighs_speeds(shape)) return {};
-    constexpr double nvlink = 300e9, network = 40e9, shared_memory = 5e9;
     constexpr int gpus_of_a_node = 8;
-    return {.flops = measure_peak_flops(device, shape.dtype, kernel_settings(shape.config)),
-            .link = !device.is_cuda()                      ? shared_memory
-                    : shape.mesh.world() <= gpus_of_a_node ? nvlink
-                                                           : network};
+    const int local_ranks = std::min(shape.mesh.world(), gpus_of_a_node);
+    if (!weighs_speeds(shape)) return with_host({}, shape, device, local_ranks);
+    constexpr double nvlink = 300e9, network = 40e9, shared_memory = 5e9;
+    return with_host(
+        {.flops = measure_peak_flops(device, shape.dtype, kernel_settings(shape.config)),
+         .link = !device.is_cuda()                      ? shared_memory
+                 : shape.mesh.world() <= gpus_of_a_node ? nvlink
+                                                        : network},
+        shape, device, local_ranks);
 }
 
 RunShape with_choices(const RunShape& shape, const Fit& fit) {
     return shape.with_micro_batch(fit.micro_batch)
         .with_recompute(fit.recompute)
-        .with_zero(fit.zero);
+        .with_zero(fit.zero)
+        .with_offload(fit.offload);
 }
 
 namespace {
@@ -122,12 +164,14 @@ Fit fit_stage(uint64_t available, const RunShape& shape, const Device& device,
     const std::vector<int> possible =
         possible_micro_batches(config, device, shape.mesh.size(Axis::data));
     const auto fit_of = [&](int B, Recompute level) {
-        Fit fit{B, level, config.parallel.zero.value()};
-        fit.bytes = plan_memory(with_choices(shape, fit), device).total_bytes();
+        Fit fit{B, level, config.parallel.zero.value(), shape.offload()};
+        const Arena plan = plan_memory(with_choices(shape, fit), device);
+        fit.bytes = plan.total_bytes();
+        fit.host_bytes = plan.bytes(Purpose::offloaded);
         return fit;
     };
     std::vector<Recompute> levels(std::begin(recompute_levels), std::end(recompute_levels));
-    if (const std::optional<Recompute> given = config.precision.recompute) levels = {*given};
+    if (const std::optional<Recompute> given = config.memory.recompute) levels = {*given};
 
     const auto time_of = [&](const Fit& fit) { return step_time.of(with_choices(shape, fit)); };
     const Fit least = fit_of(possible.front(), levels.back());
@@ -140,7 +184,7 @@ Fit fit_stage(uint64_t available, const RunShape& shape, const Device& device,
             return fit_of(B, level).bytes <= available;
         });
         for (auto B = possible.begin(); B != end; ++B) {
-            const Fit fit{*B, level, least.zero};
+            const Fit fit{*B, level, least.zero, least.offload};
             if (const double taken = time_of(fit); taken < time) best = fit, time = taken;
         }
     }
@@ -157,39 +201,48 @@ Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
         stages = {*shape.config.parallel.zero};
     else if (!sharding_of(shape, 0).is_split())
         stages = {1};  // the others would do the same
-    const StepTime step_time(shape, device, is_open ? speeds : Speeds{});
+    std::vector<Offload> offloads = {device.is_cuda() ? shape.offload() : Offload{}};
+    const bool chooses_offload = !offload_of(shape.config) && speeds.host_memory > 0;
+    if (chooses_offload) offloads = {{}, {.optimizer = true}, {.activations = true}, {true, true}};
+    Speeds deciding = speeds;
+    if (!is_open) deciding.link = 0;
+    if (!is_open && !chooses_offload) deciding.flops = 0;
+    const StepTime step_time(shape, device, deciding);
     std::optional<Fit> best;
     double least_time = 0;
-    for (const int stage : stages) {
-        double time = 0;
-        const Fit fit = fit_stage(available, shape.with_zero(stage), device, step_time, time);
-        const bool fits = fit.bytes <= available, best_fits = best && best->bytes <= available;
-        const bool is_better =
-            !best || (fits && !best_fits) ||
-            (fits == best_fits && (fits ? time < least_time : fit.bytes < best->bytes));
-        if (is_better) best = fit, least_time = time;
-    }
+    for (const int stage : stages)
+        for (const Offload& offload : offloads) {
+            double time = 0;
+            const Fit fit = fit_stage(available, shape.with_zero(stage).with_offload(offload),
+                                      device, step_time, time);
+            if (chooses_offload && fit.host_bytes > speeds.host_memory) continue;
+            const bool fits = fit.bytes <= available, best_fits = best && best->bytes <= available;
+            const bool is_better =
+                !best || (fits && !best_fits) ||
+                (fits == best_fits && (fits ? time < least_time : fit.bytes < best->bytes));
+            if (is_better) best = fit, least_time = time;
+        }
     return *best;
 }
 
 std::optional<Fit> kept_fit(const Choices& kept, uint64_t available, const RunShape& shape,
-                            const Device& device) {
+                            const Device& device, const Speeds& speeds) {
     RunShape as_kept = shape;
     Config& config = as_kept.config;
     if (config.batch.micro_batch == 0) config.batch.micro_batch = kept.micro_batch;
-    if (config.precision.recompute.is_auto() && !kept.recompute.empty())
-        config.precision.recompute = recompute_from(kept.recompute);
+    if (config.memory.recompute.is_auto() && !kept.recompute.empty())
+        config.memory.recompute = recompute_from(kept.recompute);
     if (!config.parallel.zero && kept.zero > 0) config.parallel.zero = kept.zero;
     const bool feeds =
         config.batch.micro_batch == 0 || can_feed(config, shape.mesh.size(Axis::data));
     if (!feeds || weighs_speeds(as_kept)) return {};
-    const Fit fit = fit_into(available, as_kept, device);
+    const Fit fit = fit_into(available, as_kept, device, speeds);
     return fit.bytes <= available ? std::optional(fit) : std::nullopt;
 }
 
 Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape& shape,
                          const Device& device, const Speeds& speeds) {
-    const std::optional<Fit> as_kept = kept_fit(kept, available, shape, device);
+    const std::optional<Fit> as_kept = kept_fit(kept, available, shape, device, speeds);
     const Fit fit = as_kept ? *as_kept : fit_into(available, shape, device, speeds);
     return {.micro_batch = fit.micro_batch,
             .recompute = name_of(fit.recompute),
@@ -220,13 +273,13 @@ std::string change_that_fits(const RunShape& shape, const Device& device, uint64
         const Fit fit = fit_into(available, on_ranks(changed, on), device);
         if (fit.bytes > available) return "";
         if (config.batch.micro_batch > 0) changed.batch.micro_batch = fit.micro_batch;
-        if (!config.precision.recompute.is_auto()) changed.precision.recompute = fit.recompute;
+        if (!config.memory.recompute.is_auto()) changed.memory.recompute = fit.recompute;
         return concat("it fits",
                       on > ranks ? concat(" on ", on, " ranks with as much memory each") : "",
                       settings_of(config, changed));
     };
     Config open = config;
-    open.precision.recompute = std::nullopt;
+    open.memory.recompute = std::nullopt;
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;
     open.batch.micro_batch = 0;
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;

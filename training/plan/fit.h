@@ -21,7 +21,16 @@ uint64_t memory_for_a_rank(const Device& device, const MeshLayout& mesh, int loc
 struct Speeds {
     double flops = 0;  // per second, of products of large matrices
     double link = 0;   // bytes per second that a rank sends along the data axis
+    /// Between a GPU and its host, bytes per second in each direction; and the host's memory that a
+    /// rank may take for it. 0: nothing is offloaded unless memory.offload says so.
+    double host = 0;
+    uint64_t host_memory = 0;
 };
+
+/// `speeds` with what is needed to weigh offloading, where memory.offload is "auto" and the device
+/// a GPU: the speed of products, and 25 GB/s to the host, which is assumed (PCIe 4 with 16 lanes).
+/// The ranks of a machine share half of the memory that it has free.
+Speeds with_host(Speeds speeds, const RunShape& shape, const Device& device, int local_ranks);
 
 /// Whether speeds decide: parallel.zero is "auto", and several ranks share the state.
 bool weighs_speeds(const RunShape& shape);
@@ -35,10 +44,12 @@ struct Fit {
     int micro_batch = 0;  // sequences
     Recompute recompute = Recompute::none;
     int zero = 1;
-    uint64_t bytes = 0;  // the memory that each rank takes
+    Offload offload = {};
+    uint64_t bytes = 0;       // the memory that each rank takes
+    uint64_t host_bytes = 0;  // what is offloaded of it
 };
 
-/// batch.micro_batch, precision.recompute and parallel.zero as given. If they are 0 and "auto",
+/// batch.micro_batch, memory.recompute and parallel.zero as given. If they are 0 and "auto",
 /// they are chosen for speed among the micro-batches that divide a step and feed all ranks, and
 /// among the stages 1 to 3, so that they fit into `available` bytes: the busiest rank must finish
 /// earliest. The estimate of its time:
@@ -49,9 +60,12 @@ struct Fit {
 ///   weights and gradients     the bytes that state_bytes() counts / speeds.link, on a GPU without
 ///                             85 % of what is hidden. As much is hidden as 80 % of a micro-batch,
 ///                             or with stages 2 and 3, which send in every one, of the step
+///   offloaded state           its bytes / speeds.host
+///   offloaded activations     their bytes twice / speeds.host, without what is hidden: 80 % of the
+///                             step
 ///
-/// The last two are taken only where the stage is "auto"; without speeds, the first stage that fits
-/// is chosen. A chosen micro-batch has at most 4,096 tokens (65,536 on a GPU), beyond which nothing
+/// Weights and gradients are taken only where the stage is "auto"; without speeds, the first stage that fits
+/// is chosen. memory.offload, if it is "auto", is chosen only with speeds.host. A chosen micro-batch has at most 4,096 tokens (65,536 on a GPU), beyond which nothing
 /// is gained, or one sequence where that is longer. If nothing fits: the choice that needs the
 /// least memory. Throws Error where a step cannot feed all ranks; the message says what can.
 Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
@@ -60,7 +74,7 @@ Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
 /// The choices of `kept` for what the configuration leaves open, if they still divide a step, feed
 /// all ranks and fit. What `kept` lacks is chosen, unless that needs speeds.
 std::optional<Fit> kept_fit(const Choices& kept, uint64_t available, const RunShape& shape,
-                            const Device& device);
+                            const Device& device, const Speeds& speeds = {});
 /// The choices that depend on memory, and only these, for a run that starts or resumes here. They
 /// come from kept_fit() if it has a fit, else from fit_into().
 Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape& shape,

@@ -218,6 +218,17 @@ std::string stage_text(const Config& given, const Fit& fit, const Speeds& speeds
                   " GB/s, which is assumed; a run measures its own)");
 }
 
+/// What is chosen, or asked for, to be in the host's memory.
+std::string offload_text(const Fit& fit) {
+    std::string text;
+    for (const auto& [is_offloaded, name] :
+         {std::pair{fit.offload.optimizer, "optimizer"}, {fit.offload.activations, "activations"}})
+        if (is_offloaded) text += (text.empty() ? "" : " and ") + std::string(name);
+    if (text.empty()) return "";
+    return concat(", memory.offload = ", text, " (", format_bytes(fit.host_bytes),
+                  " of the host's memory)");
+}
+
 }  // namespace
 
 PlanReport plan_report(const Config& given, const Device& device, int world) {
@@ -238,15 +249,15 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
     PlanReport report;
     report.bytes = plans[static_cast<size_t>(fit.recompute)].total_bytes();
     const std::string note = note_on_vocabulary(given, spec, known);
-    report.text =
-        concat(describe_shape(shape, device), note.empty() ? "" : "note         " + note + "\n",
-               "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
-               pipeline_table(shape, memory_of_stages(shape, device)),
-               "\nbatch.micro_batch = ", fit.micro_batch,
-               ", precision.recompute = ", name_of(fit.recompute), stage_text(given, fit, speeds),
-               shape.config.saves_in_background() ? ", checkpoint.async = on" : "", ": ",
-               format_bytes(report.bytes), " of ", format_bytes(available), " available here",
-               report.bytes > available ? ": DOES NOT FIT" : "", "\n");
+    report.text = concat(
+        describe_shape(shape, device), note.empty() ? "" : "note         " + note + "\n",
+        "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
+        pipeline_table(shape, memory_of_stages(shape, device)),
+        "\nbatch.micro_batch = ", fit.micro_batch, ", memory.recompute = ", name_of(fit.recompute),
+        stage_text(given, fit, speeds), offload_text(fit),
+        shape.config.saves_in_background() ? ", checkpoint.async = on" : "", ": ",
+        format_bytes(report.bytes), " of ", format_bytes(available), " available here",
+        report.bytes > available ? ": DOES NOT FIT" : "", "\n");
     report.available = available;
     if (report.bytes > available)
         report.problem =

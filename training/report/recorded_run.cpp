@@ -273,6 +273,7 @@ void RecordedRun::read_documents() {
 void RecordedRun::resolve_config() {
     const Json automatic = "auto";
     for (const auto& [key, name, open] : {std::tuple{"batch.micro_batch", "micro_batch", Json(0)},
+                                          {"memory.recompute", "recompute", automatic},
                                           {"precision.recompute", "recompute", automatic},
                                           {"parallel.zero", "zero", automatic},
                                           {"parallel.sums", "sums", automatic}})
