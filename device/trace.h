@@ -12,9 +12,9 @@
 namespace train_gpt {
 
 /// Rows of the timeline.
-enum class TraceTrack : uint8_t { host, data, device, exchange, count };
+enum class TraceTrack : uint8_t { host, data, device, exchange, transfers, count };
 constexpr const char* name_of(TraceTrack track) {
-    constexpr const char* names[] = {"host", "data", "device", "exchange"};
+    constexpr const char* names[] = {"host", "data", "device", "exchange", "transfers"};
     return names[static_cast<size_t>(track)];
 }
 
