@@ -245,8 +245,11 @@ TEST_CASE("state is fetched for the bucket after next while a bucket is updated,
 TEST_CASE("a GPU trains to the same bits whatever it offloads, in an adverse order of streams",
           "[offload][training][cuda]") {
     if (skip_without_gpus(2)) return;
-    const std::vector<Settings> models{
-        {}, {{"optimizer.name", "muon"}}, {{"model.family", "qwen3_moe"}, {"model.n_expert", "5"}}};
+    const std::vector<Settings> models{{},
+                                       {{"optimizer.name", "muon"}},
+                                       {{"model.family", "qwen3_moe"},
+                                        {"model.n_expert", "5"},
+                                        {"model.n_expert_per_token", "2"}}};
     const Job job(4, models[static_cast<size_t>(random_int(0, 2))] +
                          zero(static_cast<int>(random_int(0, 3))) +
                          Settings{{"device", "cuda"},
