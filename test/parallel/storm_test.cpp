@@ -149,7 +149,7 @@ fs::path unfinished(const fs::path& run) {
 
 /// What a storm did.
 struct Tally {
-    int64_t kills = 0, runs = 0, in_saves = 0;
+    int64_t kills = 0, runs = 0, in_saves = 0, unkilled = 0;
     std::array<int64_t, 4> quarters{};  // how much of the checkpoint was on the disk
     std::map<std::string, int64_t> victims, meshes;
 };
@@ -166,7 +166,10 @@ class Storm {
             last_ = plan_.next();
             const Arguments command = plan_.command(run_, last_, usual_launcher());
             CAPTURE(described(command));
-            check_output(check_succeeds(command));
+            const ProgramResult result = run_program(command, surroundings, 10 * deadline);
+            INFO(result.output);
+            REQUIRE(result.exit_code == 0);
+            check_output(result.output);
         }
         look();
         REQUIRE(saved_.front() == Plan::steps);
@@ -215,8 +218,14 @@ class Storm {
         check_output(result.output);
         done_ = result.exit_code == 0;
         if (done_) return;
-        REQUIRE(victims != "");
         look();
+        if (victims.empty() || result.exit_code < 0) {
+            // A start that a busy machine has kept from its work, or from meeting in time.
+            std::printf("ended by itself, or by its deadline:\n%s\n", result.output.c_str());
+            ++tally_.unkilled;
+            REQUIRE(tally_.unkilled <= 3 + tally_.kills / 20);
+            return;
+        }
         ++tally_.kills;
         ++tally_.victims[victims];
         ++tally_.meshes[concat(last_.name(), plan_.exact ? ", exact" : "")];
@@ -325,7 +334,9 @@ class Storm {
         const fs::path whole = folder_ / "undisturbed";
         const Arguments command = plan_.command(whole, saved_by_, usual_launcher());
         CAPTURE(described(command));
-        check_succeeds(command);
+        const ProgramResult result = run_program(command, surroundings, 10 * deadline);
+        INFO(result.output);
+        REQUIRE(result.exit_code == 0);
         const fs::path one = list_checkpoints(run_).front(),
                        other = list_checkpoints(whole).front();
         std::set<std::string> names, others;
@@ -376,10 +387,9 @@ void rage(int64_t kills) {
             std::fflush(stdout);
         }
     }
-    std::string text =
-        concat("storm: ", tally.kills, " kills in ", tally.runs, " runs; ", tally.in_saves,
-               " left an unfinished checkpoint, by quarters of its "
-               "bytes");
+    std::string text = concat("storm: ", tally.kills, " kills in ", tally.runs, " runs; ",
+                              tally.unkilled, " starts ended without one; ", tally.in_saves,
+                              " left an unfinished checkpoint, by quarters of its bytes");
     for (const int64_t n : tally.quarters) text += concat(" ", n);
     for (const auto* counts : {&tally.victims, &tally.meshes}) {
         text += "\nstorm: ";
