@@ -11,11 +11,15 @@ enum class DType : uint8_t {
     bf16,
     int32,
     int64,
-    fp64
-};  // int64 and fp64: only for collectives and sums
+    fp64,  // int64 and fp64: only for collectives and sums
+    uint8  // only for codes of the optimizer's state (kernels/dynamic_map.h)
+};
 
 constexpr size_t size_of(DType dtype) {
-    return dtype == DType::bf16 ? 2 : dtype == DType::fp64 || dtype == DType::int64 ? 8 : 4;
+    return dtype == DType::uint8                           ? 1
+           : dtype == DType::bf16                          ? 2
+           : dtype == DType::fp64 || dtype == DType::int64 ? 8
+                                                           : 4;
 }
 constexpr const char* name_of(DType dtype) {
     switch (dtype) {
@@ -27,6 +31,8 @@ constexpr const char* name_of(DType dtype) {
             return "int32";
         case DType::int64:
             return "int64";
+        case DType::uint8:
+            return "uint8";
         case DType::fp64:
             break;
     }
@@ -48,6 +54,12 @@ struct bf16 {
     explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
 };
 static_assert(sizeof(bf16) == 2);
+
+/// The bits of a finite value in bf16, rounded up if the lower half of a random word is larger than
+/// the distance to the next number allows: the mean over all words is the value.
+constexpr uint16_t rounded_at_random(float value, uint32_t word) {
+    return static_cast<uint16_t>((std::bit_cast<uint32_t>(value) + (word & 0xffffu)) >> 16);
+}
 
 inline float to_float(float value) { return value; }
 inline float to_float(bf16 value) { return static_cast<float>(value); }

@@ -17,16 +17,6 @@ std::array<float, 2> box_muller(uint32_t word0, uint32_t word1) {
 
 }  // namespace
 
-// The words that name a stream pass through the generator once and become its key and the upper
-// half of its counter. So none of them is truncated, and each stream has 2⁶⁴ blocks.
-RandomStream::RandomStream(uint64_t seed, RandomPurpose purpose, uint32_t tensor, uint64_t step) {
-    const uint32x4 name = philox({static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)},
-                                 {static_cast<uint32_t>(purpose), tensor,
-                                  static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)});
-    key_ = {name[0], name[1]};
-    high_ = {name[2], name[3]};
-}
-
 float RandomStream::normal(uint64_t index) const {
     const uint32x4 words = block(index / 4);
     const uint64_t pair = index % 4 / 2 * 2;

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <type_traits>
 
+#include "base/random.h"
 #include "device/profile.h"
 #include "kernels/blocks.h"
 #include "kernels/exact_math.h"
@@ -21,12 +22,12 @@ struct Constants {
     float learning_rate, epsilon, weight_decay;
 };
 
-/// gradient(i): of element `first` + i.
+/// m and v of `count` elements from `first` on; gradient(i): of element `first` + i.
 template <bool write_weights, bool cautious, class Gradient>
-void update(const AdamWSegment& segment, int64_t first, int64_t count, const Constants& k,
-            const Gradient& gradient) {
+void update(const AdamWSegment& segment, int64_t first, int64_t count, float* m, float* v,
+            const Constants& k, const Gradient& gradient) {
     bf16* weights = write_weights ? segment.weights + first : nullptr;
-    float *master = segment.master + first, *m = segment.m + first, *v = segment.v + first;
+    float* master = segment.master + first;
     const float decay = segment.decay ? k.weight_decay : 0.0f;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
@@ -43,6 +44,57 @@ void update(const AdamWSegment& segment, int64_t first, int64_t count, const Con
         if (write_weights) store(weights[i], theta);
     }
 }
+
+/// At most code_block consecutive elements of a segment, whose moments are in fp32 while they are
+/// updated.
+struct Moments {
+    const AdamWSegment& segment;
+    int64_t first, count;
+    alignas(64) float m[code_block], v[code_block];
+
+    bf16* rounded(void* all) const { return static_cast<bf16*>(all) + first; }
+    uint8_t* codes(void* all) const { return static_cast<uint8_t*>(all) + first; }
+
+    void read_rounded() {
+        const bf16 *from_m = rounded(segment.m), *from_v = rounded(segment.v);
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) {
+            m[i] = to_float(from_m[i]);
+            v[i] = to_float(from_v[i]);
+        }
+    }
+    void write_rounded(const AdamWStep& args) {
+        bf16 *to_m = rounded(segment.m), *to_v = rounded(segment.v);
+        const RandomStream random(args.seed, RandomPurpose::rounding, segment.tensor,
+                                  static_cast<uint64_t>(args.step));
+        const auto block = static_cast<uint64_t>(segment.first + first) / 4;
+        alignas(64) uint16_t low[code_block];
+        random.low_halves<code_block / 4>(block, low);
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) {
+            store(to_m[i], m[i]);
+            to_v[i].bits = rounded_at_random(v[i], low[i]);
+        }
+    }
+
+    void read_codes() {
+        const int64_t block = first / code_block;
+        decode_block<Coding::signs>(codes(segment.m), segment.m_scales[block], count, m);
+        decode_block<Coding::roots>(codes(segment.v), segment.v_scales[block], count, v);
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) v[i] *= v[i];
+    }
+    void write_codes() {
+        const int64_t block = first / code_block;
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) {
+            const float root = std::sqrt(v[i]);
+            v[i] = root < largest_root ? root : largest_root;
+        }
+        encode_block<Coding::signs>(m, count, codes(segment.m), segment.m_scales[block]);
+        encode_block<Coding::roots>(v, count, codes(segment.v), segment.v_scales[block]);
+    }
+};
 
 }  // namespace
 
@@ -96,7 +148,7 @@ void finish_norm(Stream& stream, StepState* state, const double* sums, int64_t n
 }
 
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args) {
-    const Profiled profiled(stream, cost_of(segments));
+    const Profiled profiled(stream, cost_of(segments, args.moments));
     TRAIN_GPT_ON_CUDA(stream.device, adamw(stream, segments, args));
     if (args.state->stop || args.state->overflow || args.state->skip) return;
     const double t = static_cast<double>(args.step);
@@ -116,16 +168,29 @@ void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWSt
     };
     for_each_block(segments, [&](const AdamWSegment& segment, int64_t first, int64_t count) {
         const auto update_with = [&](const auto& gradient) {
-            const auto update_as = [&](auto cautious) {
-                if (segment.weights)
-                    update<true, cautious>(segment, first, count, constants, gradient);
+            const auto update_with_moments = [&](int64_t at, int64_t n, float* m, float* v) {
+                const auto of_part = [&](int64_t i) { return gradient(at - first + i); };
+                const auto update_as = [&](auto cautious) {
+                    if (segment.weights)
+                        update<true, cautious>(segment, at, n, m, v, constants, of_part);
+                    else
+                        update<false, cautious>(segment, at, n, m, v, constants, of_part);
+                };
+                if (args.cautious_decay)
+                    update_as(std::true_type());
                 else
-                    update<false, cautious>(segment, first, count, constants, gradient);
+                    update_as(std::false_type());
             };
-            if (args.cautious_decay)
-                update_as(std::true_type());
-            else
-                update_as(std::false_type());
+            if (args.moments == DType::fp32)
+                return update_with_moments(first, count, static_cast<float*>(segment.m) + first,
+                                           static_cast<float*>(segment.v) + first);
+            for (int64_t at = first; at < first + count; at += code_block) {
+                Moments part{segment, at, std::min(code_block, first + count - at), {}, {}};
+                const bool has_codes = args.moments == DType::uint8;
+                has_codes ? part.read_codes() : part.read_rounded();
+                update_with_moments(at, part.count, part.m, part.v);
+                has_codes ? part.write_codes() : part.write_rounded(args);
+            }
         };
         if (segment.sums) {
             const int32_t* const sums = segment.sums + first;
@@ -144,10 +209,15 @@ Cost cost_of(std::span<const NormSegment> segments) {
     return {"norm_partials", sizeof(float) * n, 0};
 }
 
-Cost cost_of(std::span<const AdamWSegment> segments) {
+Cost cost_of(std::span<const AdamWSegment> segments, DType moments) {
+    const bool has_codes = moments == DType::uint8;
+    const double of_element =
+        3 * sizeof(float) + 4 * static_cast<double>(size_of(moments)) +
+        (has_codes ? 4.0 * sizeof(float) / static_cast<double>(code_block) : 0);
     double bytes = 0;
     for (const AdamWSegment& s : segments)
-        bytes += static_cast<double>(s.n) * (7 * sizeof(float) + (s.weights ? sizeof(bf16) : 0));
+        bytes += static_cast<double>(s.n) *
+                 (of_element + (s.weights ? static_cast<double>(sizeof(bf16)) : 0.0));
     return {"adamw", bytes, 0};
 }
 

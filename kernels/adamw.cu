@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
+#include "base/random.h"
 #include "device/cuda_queue.h"
 #include "kernels/adamw.h"
 #include "kernels/cuda_block.cuh"
@@ -131,8 +133,8 @@ __global__ void __launch_bounds__(threads)
     const float multiplier = state->multiplier;
     const Range range = range_of(group, blockIdx.x);
     const AdamWSegment& segment = group.segments[range.segment];
-    float *master = segment.master + range.first, *m = segment.m + range.first,
-          *v = segment.v + range.first;
+    float *master = segment.master + range.first, *m = static_cast<float*>(segment.m) + range.first,
+          *v = static_cast<float*>(segment.v) + range.first;
     // Integers have the same size.
     const bool is_exact = segment.sums != nullptr;
     const float* gradient = is_exact ? reinterpret_cast<const float*>(segment.sums) + range.first
@@ -171,6 +173,200 @@ __global__ void __launch_bounds__(threads)
         constants.update<cautious>(master[i], m[i], v[i], multiplier * gradient_of(gradient[i]),
                                    decay);
         if (weights) weights[i] = from_float<__nv_bfloat16>(master[i]);
+    }
+}
+
+// ---- Moments in 16 or 8 bits --------------------------------------------------------------------
+
+/// Four elements, which a thread loads or stores at once if all addresses allow it.
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+    T values[4];
+
+    /// The first `count` of them; the others are 0.
+    static __device__ __forceinline__ Four load(const T* from, int count, bool at_once) {
+        if (at_once && count >= 4) return *reinterpret_cast<const Four*>(from);
+        Four four;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) four.values[j] = j < count ? from[j] : T();
+        return four;
+    }
+    __device__ __forceinline__ void store(T* to, int count, bool at_once) const {
+        if (at_once && count >= 4) {
+            *reinterpret_cast<Four*>(to) = *this;
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (j < count) to[j] = values[j];
+    }
+};
+
+// A warp has a block of code_block elements; a lane has two times four consecutive ones.
+constexpr int fours = static_cast<int>(code_block) / (4 * warp_size);
+static_assert(fours == 2 && norm_block % code_block == 0);
+using Lane = float[fours][4];
+
+template <Coding coding>
+using Map = DynamicMap<coding, uint8_t>;
+__device__ const Map<Coding::signs> map_of_signs = {};
+__device__ const Map<Coding::roots> map_of_roots = {};
+
+/// A map in shared memory, where lanes read different entries at once.
+template <Coding coding>
+struct SharedMap {
+    alignas(16) unsigned char bytes[sizeof(Map<coding>)];
+
+    __device__ __forceinline__ const Map<coding>& map() const {
+        return *reinterpret_cast<const Map<coding>*>(bytes);
+    }
+    __device__ __forceinline__ void fill(const Map<coding>& from) {
+        static_assert(sizeof from % sizeof(unsigned) == 0);
+        for (unsigned i = threadIdx.x; i < sizeof from / sizeof(unsigned); i += threads)
+            reinterpret_cast<unsigned*>(bytes)[i] = reinterpret_cast<const unsigned*>(&from)[i];
+    }
+};
+
+template <Coding coding>
+__device__ __forceinline__ float decoded(const Map<coding>& map, uint8_t code, float scale) {
+    if (coding == Coding::roots) return map.values[code] * scale;
+    const float value = map.values[code & 0x7f] * scale;
+    return code > 0x7f ? -value : value;
+}
+
+/// inverse: of the block's scale; 0 if it is 0.
+template <Coding coding>
+__device__ __forceinline__ uint8_t encoded(const Map<coding>& map, float value, float inverse) {
+    const float x = fmaxf(fminf(fabsf(value) * inverse, 1.0f), Map<coding>::lowest);
+    const int below = map.codes[(__float_as_uint(x) >> 16) - Map<coding>::first_key],
+              code = below + (x > map.bounds[below] ? 1 : 0);
+    if (inverse == 0 || value == 0) return 0;
+    return static_cast<uint8_t>(coding == Coding::signs && value < 0 && code > 0 ? code | 0x80
+                                                                                 : code);
+}
+
+/// The largest absolute value of a warp's, in all lanes; 0 if it is too small for a scale.
+__device__ __forceinline__ float scale_of(const Lane& values) {
+    float largest = 0;
+#pragma unroll
+    for (int h = 0; h < fours; ++h)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) largest = fmaxf(largest, fabsf(values[h][j]));
+#pragma unroll
+    for (int distance = warp_size / 2; distance > 0; distance /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+    return largest >= smallest_scale ? largest : 0.0f;
+}
+
+/// The same update as update_parameters, of moments in bf16 or as codes: 22 or 18 bytes per
+/// parameter. A warp updates a block of code_block elements in registers.
+template <bool cautious, bool has_codes>
+__global__ void __launch_bounds__(threads, 3)
+    update_small_moments(const __grid_constant__ Group<AdamWSegment> group,
+                         const Constants constants, const StepState* state, uint64_t seed,
+                         int64_t step) {
+    using T = std::conditional_t<has_codes, uint8_t, __nv_bfloat16>;
+    __shared__ SharedMap<Coding::signs> shared_signs;
+    __shared__ SharedMap<Coding::roots> shared_roots;
+    if (state->stop || state->overflow || state->skip) return;
+    if (has_codes) {
+        shared_signs.fill(map_of_signs);
+        shared_roots.fill(map_of_roots);
+        __syncthreads();
+    }
+    const auto& signs = shared_signs.map();
+    const auto& roots = shared_roots.map();
+    const float multiplier = state->multiplier;
+    const Range range = range_of(group, blockIdx.x);
+    const AdamWSegment& segment = group.segments[range.segment];
+    float* const all_masters = segment.master + range.first;
+    T *const all_m = static_cast<T*>(segment.m) + range.first, *const all_v =
+                                                                   static_cast<T*>(segment.v) +
+                                                                   range.first;
+    const bool is_exact = segment.sums != nullptr;
+    const float* const all_gradients =
+        is_exact ? reinterpret_cast<const float*>(segment.sums) + range.first
+                 : segment.gradient + range.first;
+    const float grid = is_exact ? power_of_two(segment.exponents[range.first / norm_block]) : 1.0f;
+    __nv_bfloat16* const all_weights =
+        segment.weights ? reinterpret_cast<__nv_bfloat16*>(segment.weights) + range.first : nullptr;
+    const float decay = segment.decay ? constants.weight_decay : 0.0f;
+    const bool at_once = packed(4, all_masters, all_m, all_v, all_gradients, all_weights) == 4;
+    const int lane = static_cast<int>(threadIdx.x) % warp_size;
+
+    for (int first = static_cast<int>(threadIdx.x) / warp_size * static_cast<int>(code_block);
+         first < range.count; first += threads / warp_size * static_cast<int>(code_block)) {
+        const int64_t block = (range.first + first) / code_block;
+        float m_scale = has_codes ? segment.m_scales[block] : 0,
+              v_scale = has_codes ? segment.v_scales[block] : 0;
+        Lane m, v;
+#pragma unroll
+        for (int h = 0; h < fours; ++h) {
+            const int i = first + 4 * (h * warp_size + lane), count = range.count - i;
+            const auto g = Four<float>::load(all_gradients + i, count, at_once);
+            const auto m_of = Four<T>::load(all_m + i, count, at_once),
+                       v_of = Four<T>::load(all_v + i, count, at_once);
+            auto master = Four<float>::load(all_masters + i, count, at_once);
+            Four<__nv_bfloat16> weights;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                if constexpr (has_codes) {
+                    const float root = decoded(roots, v_of.values[j], v_scale);
+                    m[h][j] = decoded(signs, m_of.values[j], m_scale);
+                    v[h][j] = root * root;
+                } else {
+                    m[h][j] = to_float(m_of.values[j]);
+                    v[h][j] = to_float(v_of.values[j]);
+                }
+                const float read = g.values[j];
+                constants.update<cautious>(
+                    master.values[j], m[h][j], v[h][j],
+                    multiplier *
+                        (is_exact ? static_cast<float>(__float_as_int(read)) * grid : read),
+                    decay);
+                weights.values[j] = from_float<__nv_bfloat16>(master.values[j]);
+            }
+            master.store(all_masters + i, count, at_once);
+            if (all_weights) weights.store(all_weights + i, count, at_once);
+        }
+        if constexpr (has_codes) {
+            const float new_m_scale = scale_of(m);
+#pragma unroll
+            for (int h = 0; h < fours; ++h)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) v[h][j] = fminf(sqrtf(v[h][j]), largest_root);
+            const float new_v_scale = scale_of(v);
+            m_scale = new_m_scale > 0 ? 1 / new_m_scale : 0.0f;
+            v_scale = new_v_scale > 0 ? 1 / new_v_scale : 0.0f;
+            __syncwarp();  // all lanes have read the scales
+            if (lane == 0) segment.m_scales[block] = new_m_scale;
+            if (lane == 0) segment.v_scales[block] = new_v_scale;
+        }
+#pragma unroll
+        for (int h = 0; h < fours; ++h) {
+            const int i = first + 4 * (h * warp_size + lane), count = range.count - i;
+            Four<T> m_of, v_of;
+            if constexpr (has_codes) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    m_of.values[j] = encoded(signs, m[h][j], m_scale);
+                    v_of.values[j] = encoded(roots, v[h][j], v_scale);
+                }
+            } else {
+                const RandomStream random(seed, RandomPurpose::rounding, segment.tensor,
+                                          static_cast<uint64_t>(step));
+                const uint32x4 words =
+                    random.block(static_cast<uint64_t>(segment.first + range.first + i) / 4);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    m_of.values[j] = from_float<T>(m[h][j]);
+                    v_of.values[j] = __ushort_as_bfloat16(
+                        rounded_at_random(v[h][j], words[static_cast<size_t>(j)]));
+                }
+            }
+            m_of.store(all_m + i, count, at_once);
+            v_of.store(all_v + i, count, at_once);
+        }
     }
 }
 
@@ -227,6 +423,17 @@ void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWSt
                               .epsilon = args.epsilon,
                               .weight_decay = args.weight_decay};
     for_each_group(segments, [&](const Group<AdamWSegment>& group) {
+        if (args.moments != DType::fp32) {
+            const bool has_codes = args.moments == DType::uint8;
+            const auto kernel = args.cautious_decay ? has_codes ? update_small_moments<true, true>
+                                                                : update_small_moments<true, false>
+                                : has_codes ? update_small_moments<false, true>
+                                                    : update_small_moments<false, false>;
+            kernel<<<group.blocks, threads, 0, stream_of(stream)>>>(group, constants, args.state,
+                                                                    args.seed, args.step);
+            CUDA_CHECK_LAUNCH();
+            return;
+        }
         const auto kernel =
             args.cautious_decay ? update_parameters<true> : update_parameters<false>;
         kernel<<<group.blocks, threads, 0, stream_of(stream)>>>(group, constants, args.state);

@@ -6,6 +6,7 @@
 
 #include "base/tensor.h"
 #include "device/stream.h"
+#include "kernels/dynamic_map.h"
 
 namespace train_gpt {
 
@@ -54,14 +55,19 @@ void finish_norm(Stream& stream, StepState* state, const double* sums, int64_t n
 /// One range of a parameter. In fp32 training weights is null: master is the weight itself.
 struct AdamWSegment {
     bf16* weights = nullptr;  // receives master rounded to nearest
-    float *master = nullptr, *m = nullptr, *v = nullptr;
+    float* master = nullptr;
+    void *m = nullptr, *v = nullptr;  // of AdamWStep::moments
     const float* gradient = nullptr;
     int64_t n = 0;
     bool decay = false;
+    uint32_t tensor = 0;  // whose random numbers round v in bf16
     // If set, the gradient is sums·2^E in place of `gradient` (exact_sums.h). exponents has one E
     // for each norm_block of the segment, which then begins at a multiple of norm_block of its
     // tensor.
     const int32_t *sums = nullptr, *exponents = nullptr;
+    // With moments in 8 bits. Blocks of code_block elements begin with the segment.
+    float *m_scales = nullptr, *v_scales = nullptr;
+    int64_t first = 0;  // the first element's number in its tensor; a multiple of 4
 };
 
 /// Loshchilov & Hutter, arXiv 1711.05101, with g = multiplier·gradient, t = step (1 for the first
@@ -71,17 +77,28 @@ struct AdamWSegment {
 /// With cautious_decay, decay is 0 for elements with u·θ < 0, which u moves away from 0 (Chen et
 /// al. 2025, arXiv 2510.12402).
 /// One pass over memory. If state->stop, overflow or skip is set, nothing changes.
+///
+/// θ is updated with m and v in fp32. Then they are rounded to the dtype in which they are kept:
+///   bf16    m to nearest. v up or down at random, so that its mean is exact: in a step v shrinks
+///           by at most its (1−β₂)th part, and where that is below half of bf16's spacing of 2⁻⁸,
+///           rounding to nearest would let v grow but never shrink. (m changes by (1−β₁).) The
+///           random bits of element i are the lower 16 of
+///           RandomStream(seed, rounding, tensor, step).bits(first + i).
+///   uint8   m, and √v in place of v, as codes (dynamic_map.h). Rounded to nearest: the root and
+///           the scale, which changes with the block, leave v within a few percent on average.
 struct AdamWStep {
     float learning_rate = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
     int64_t step = 1;
     bool cautious_decay = false;
     const StepState* state = nullptr;
+    DType moments = DType::fp32;  // fp32, bf16 or uint8
+    uint64_t seed = 0;
 };
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args);
 
 /// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(std::span<const NormSegment> segments);
-Cost cost_of(std::span<const AdamWSegment> segments);
+Cost cost_of(std::span<const AdamWSegment> segments, DType moments);
 
 namespace cuda {  // adamw.cu
 void norm_partials(Stream& stream, std::span<const NormSegment> segments);

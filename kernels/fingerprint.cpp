@@ -22,7 +22,9 @@ void add_fingerprints(Stream& stream, std::span<const FingerprintSegment> segmen
     for_each_block(segments, [](const FingerprintSegment& segment, int64_t first, int64_t count) {
         const auto index = static_cast<uint64_t>(segment.first + first);
         const uint64_t sum =
-            segment.element_bytes == 2
+            segment.element_bytes == 1
+                ? sum_of(static_cast<const uint8_t*>(segment.data) + first, index, count)
+            : segment.element_bytes == 2
                 ? sum_of(static_cast<const uint16_t*>(segment.data) + first, index, count)
                 : sum_of(static_cast<const uint32_t*>(segment.data) + first, index, count);
 #pragma omp atomic

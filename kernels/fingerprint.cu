@@ -38,7 +38,9 @@ __global__ void __launch_bounds__(threads)
     const FingerprintSegment& segment = group.segments[range.segment];
     const auto first = static_cast<uint64_t>(segment.first + range.first);
     const uint64_t sum =
-        segment.element_bytes == 2
+        segment.element_bytes == 1
+            ? sum_of(static_cast<const uint8_t*>(segment.data) + range.first, first, range.count)
+        : segment.element_bytes == 2
             ? sum_of(static_cast<const uint16_t*>(segment.data) + range.first, first, range.count)
             : sum_of(static_cast<const uint32_t*>(segment.data) + range.first, first, range.count);
     const auto total = block_sum(static_cast<unsigned long long>(sum), shared);

@@ -5,7 +5,7 @@
 //   mix    the step and the bijection of SplitMix64: Steele, Lea & Flood, "Fast splittable
 //          pseudorandom number generators", OOPSLA 2014
 //
-// i counts from 0. Elements have 32 or 16 bits. Two tensors that differ in a single element have
+// i counts from 0. Elements have 32, 16 or 8 bits. Two tensors that differ in a single element have
 // different fingerprints, since mix is a bijection.
 #pragma once
 #include <cstdint>
@@ -30,7 +30,7 @@ constexpr uint64_t hash_of_element(uint64_t i, uint32_t bits) {
 /// may share a sum.
 struct FingerprintSegment {
     const void* data = nullptr;  // of element `first`
-    int element_bytes = 4;       // 4 or 2
+    int element_bytes = 4;       // 4, 2 or 1
     int64_t first = 0, n = 0;
     uint64_t* sum = nullptr;
 };

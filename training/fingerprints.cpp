@@ -79,20 +79,21 @@ void Fingerprints::make_segments(const ParameterStore& parameters) {
         if (n <= 0) continue;
         uint64_t* sum = (piece.is_first_copy ? sums_ : copies_) + p.id * kinds_.size();
         (piece.is_first_copy ? held_ : copied_)[p.id] += n;
-        const auto add = [&](const void* data, size_t bytes) {
+        const auto add = [&](const void* data, const OptimizerSlot& slot) {
             segments_.push_back(
                 {.data = data,
-                 .element_bytes = static_cast<int>(bytes),
+                 .element_bytes = static_cast<int>(size_of(slot.dtype)),
                  // Elements of different parts have different numbers.
-                 .first = (p.split ? p.held_by.rank * p.padded_numel() : 0) + piece.range.first,
-                 .n = n,
+                 .first = (p.split ? p.held_by.rank * slot.count(p.padded_numel()) : 0) +
+                          piece.range.first / slot.block,
+                 .n = slot.count(n),
                  .sum = sum++});
         };
-        add(piece.gradient, sizeof *piece.gradient);
-        add(piece.master, sizeof *piece.master);
+        add(piece.gradient, {});
+        add(piece.master, {});
         for (size_t k = 0; k < piece.slots.size(); ++k)
             if (piece.slots[k])
-                add(piece.slots[k], size_of(parameters.slots()[k].dtype));
+                add(piece.slots[k], parameters.slots()[k]);
             else
                 ++sum;
     }

@@ -10,8 +10,6 @@ namespace train_gpt {
 
 namespace {
 
-constexpr size_t momentum_slot = 0;  // in optimizer_slots()
-
 float scale_of(MuonScale kind, int64_t rows, int64_t cols) {
     const auto m = static_cast<double>(rows), n = static_cast<double>(cols);
     return static_cast<float>(kind == MuonScale::rms ? 0.2 * std::sqrt(std::max(m, n))
@@ -37,6 +35,8 @@ Muon::Muon(ParameterStore& parameters, StateLeases& leases, Arena& arena,
 void Muon::make_segments() {
     const Grids* const grids = parameters_.grids();
     const auto bytes = static_cast<int64_t>(size_of(parameters_.matrices->dtype()));
+    const size_t m = parameters_.slot_of("m");
+    const auto momentum_bytes = static_cast<int64_t>(size_of(parameters_.slots()[m].dtype));
     for (const Matrices::Part& part : parameters_.matrices->parts()) {
         const ParameterStore::Piece piece = leases_.leased(parameters_.pieces()[part.piece]);
         const bool decay = parameters_.parameters()[static_cast<size_t>(piece.parameter)].decay;
@@ -48,7 +48,7 @@ void Muon::make_segments() {
             MuonSegment segment{
                 .weights = piece.weights ? piece.weights + at : nullptr,
                 .master = piece.master + at,
-                .momentum = piece.floats(momentum_slot) + at,
+                .momentum = piece.slots[m] + at * momentum_bytes,
                 .gradient = piece.gradient + at,
                 .values = static_cast<char*>(part.values) + (at - part.elements.first) * bytes,
                 .n = n,

@@ -10,16 +10,20 @@ namespace train_gpt {
 
 namespace {
 
-constexpr size_t adamw_m = 0, adamw_v = 1;  // in optimizer_slots()
-
 int64_t blocks_of(const ParameterStore::Piece& piece) {
     return (piece.range.n + norm_block - 1) / norm_block;
 }
 
 }  // namespace
 
-std::vector<OptimizerSlot> optimizer_slots() {
-    return {{"m"}, {.name = "v", .of_matrices = false}};
+std::vector<OptimizerSlot> optimizer_slots(StateDType state) {
+    if (state == StateDType::int8)
+        return {{.name = "m", .dtype = DType::uint8, .coding = Coding::signs},
+                {.name = "m.scale", .block = code_block},
+                {.name = "v", .dtype = DType::uint8, .coding = Coding::roots},
+                {.name = "v.scale", .block = code_block}};
+    const DType dtype = state == StateDType::bf16 ? DType::bf16 : DType::fp32;
+    return {{.name = "m", .dtype = dtype}, {.name = "v", .dtype = dtype, .of_matrices = false}};
 }
 
 std::optional<MuonOptions> muon_options(const Config& config) {
@@ -41,7 +45,8 @@ OptimizerStep optimizer_step(const Config& config, int64_t step, double rate) {
                       .epsilon = static_cast<float>(o.epsilon),
                       .weight_decay = static_cast<float>(o.weight_decay),
                       .step = step + 1,
-                      .cautious_decay = o.cautious_decay},
+                      .cautious_decay = o.cautious_decay,
+                      .seed = config.seed},
             .muon = {.learning_rate = static_cast<float>(matrix_learning_rate(config, rate)),
                      .momentum = static_cast<float>(o.momentum),
                      .weight_decay = static_cast<float>(o.weight_decay),
@@ -142,15 +147,24 @@ void Optimizer::make_segments(const RouterCounts* routers) {
                                                  .E = p.numel()});
             continue;
         }
+        const size_t m = parameters_.slot_of("m"), v = parameters_.slot_of("v");
+        // Elements of different parts have different random numbers.
+        const int64_t part = p.is_part() ? p.held_by.rank : 0;
         adamw_segments_[bucket].push_back({.weights = piece.weights,
                                            .master = leased.master,
-                                           .m = leased.floats(adamw_m),
-                                           .v = leased.floats(adamw_v),
+                                           .m = leased.slots[m],
+                                           .v = leased.slots[v],
                                            .gradient = piece.gradient,
                                            .n = n,
-                                           .decay = p.decay});
-        if (!grids_) continue;
+                                           .decay = p.decay,
+                                           .tensor = p.id,
+                                           .first = (part << 40) + piece.range.first});
         AdamWSegment& segment = adamw_segments_[bucket].back();
+        if (parameters_.slots()[m].coding != Coding::none) {
+            segment.m_scales = reinterpret_cast<float*>(leased.slots[m + 1]);
+            segment.v_scales = reinterpret_cast<float*>(leased.slots[v + 1]);
+        }
+        if (!grids_) continue;
         segment.sums = reinterpret_cast<const int32_t*>(piece.gradient);
         segment.exponents = grids_->exponents_of(piece);
     }
@@ -171,6 +185,8 @@ void Optimizer::update(Stream& stream, OptimizerStep args, float scale, float cl
         find_norm(stream, scale, clip);
     watch_step(stream, scale);
     args.adamw.state = args.muon.state = state_;
+    args.adamw.moments = args.muon.momentum_dtype =
+        parameters_.slots()[parameters_.slot_of("m")].dtype;
     if (muon_) {
         if (state_copy_) state_copy_->hold_all(stream);
         muon_->find_directions(stream, args.muon);

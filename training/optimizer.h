@@ -18,8 +18,9 @@
 namespace train_gpt {
 
 /// What the optimizer keeps for each element: AdamW's two moments, of which matrices that Muon
-/// updates have the first, as their momentum. A store is made with these slots.
-std::vector<OptimizerSlot> optimizer_slots();
+/// updates have the first, as their momentum. In 8 bits the scales of blocks, too. A store is made
+/// with these slots.
+std::vector<OptimizerSlot> optimizer_slots(StateDType dtype = StateDType::fp32);
 
 struct OptimizerOptions {
     /// How many other sums over a step the ranks add up. The first one is the loss, in which the

@@ -59,6 +59,9 @@ void compare_with(const std::filesystem::path& checkpoint, const Config& config,
     if (config.parallel.sums.is_auto()) before.parallel.sums = config.parallel.sums;
     for (const std::string& change : config_differences(before, config))
         progress.say("note: since this checkpoint " + change);
+    if (!(before.optimizer.state_dtype == config.optimizer.state_dtype))
+        progress.say(concat("note: the optimizer's state of the checkpoint is converted to ",
+                            config.optimizer.state_dtype.word()));
 }
 
 /// The note for a run that resumes with changed training data in the same order, or with changed

@@ -26,18 +26,18 @@ Cost cost_of(const char* kind, std::span<const MuonSegment> segments, DType dtyp
 }
 
 /// gradient(i): of element `first` + i.
-template <class T, class Gradient>
+template <class T, class M, class Gradient>
 void add_momentum(const MuonSegment& segment, int64_t first, int64_t count, const MuonStep& args,
                   const Gradient& gradient) {
-    float* const momentum = segment.momentum + first;
+    M* const momentum = static_cast<M*>(segment.momentum) + first;
     T* const values = static_cast<T*>(segment.values) + first;
     const float mu = args.momentum, multiplier = args.state->multiplier;
     // The momentum's share, and the gradient's, in the direction.
     const float of_momentum = args.nesterov ? mu : 1.0f, of_gradient = args.nesterov ? 1.0f : 0.0f;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
-        const float g = multiplier * gradient(i), m = mu * momentum[i] + g;
-        momentum[i] = m;
+        const float g = multiplier * gradient(i), m = mu * to_float(momentum[i]) + g;
+        store(momentum[i], m);
         store(values[i], of_gradient * g + of_momentum * m);
     }
 }
@@ -63,22 +63,30 @@ void update(const MuonSegment& segment, int64_t first, int64_t count, const Muon
 
 void muon_momentum(Stream& stream, std::span<const MuonSegment> segments, const MuonStep& args) {
     const Profiled profiled(
-        stream, cost_of("muon_momentum", segments, args.dtype, 3 * sizeof(float), false));
+        stream,
+        cost_of("muon_momentum", segments, args.dtype,
+                static_cast<double>(sizeof(float) + 2 * size_of(args.momentum_dtype)), false));
     TRAIN_GPT_ON_CUDA(stream.device, muon_momentum(stream, segments, args));
     const bool only_clears = changes_nothing(*args.state);
     with_float_type(args.dtype, [&]<class T>(T) {
+        const auto add = [&](const MuonSegment& segment, int64_t first, int64_t count,
+                             const auto& gradient) {
+            if (args.momentum_dtype == DType::bf16)
+                add_momentum<T, bf16>(segment, first, count, args, gradient);
+            else
+                add_momentum<T, float>(segment, first, count, args, gradient);
+        };
         for_each_block(segments, [&](const MuonSegment& segment, int64_t first, int64_t count) {
             if (only_clears) {
                 std::fill_n(static_cast<T*>(segment.values) + first, count, T(0.0f));
             } else if (segment.sums) {
                 const int32_t* const sums = segment.sums + first;
                 const float grid = power_of_two(segment.exponents[first / norm_block]);
-                add_momentum<T>(segment, first, count, args,
-                                [=](int64_t i) { return static_cast<float>(sums[i]) * grid; });
+                add(segment, first, count,
+                    [=](int64_t i) { return static_cast<float>(sums[i]) * grid; });
             } else {
                 const float* const gradient = segment.gradient + first;
-                add_momentum<T>(segment, first, count, args,
-                                [=](int64_t i) { return gradient[i]; });
+                add(segment, first, count, [=](int64_t i) { return gradient[i]; });
             }
         });
     });

@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/cuda_segments.cuh"
@@ -16,7 +18,21 @@ static_assert(norm_block == 4 * 4 * threads);
 /// Four values, which a thread loads or stores at once.
 template <class T>
 struct alignas(4 * sizeof(T)) Four {
+    using Bits = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
     T values[4];
+
+    /// For data that no other block reads again soon: the caches evict it first.
+    static __device__ __forceinline__ Four load_streaming(const T* from) {
+        const Bits bits = __ldcs(reinterpret_cast<const Bits*>(from));
+        Four four;
+        __builtin_memcpy(&four, &bits, sizeof four);
+        return four;
+    }
+    __device__ __forceinline__ void store_streaming(T* to) const {
+        Bits bits;
+        __builtin_memcpy(&bits, this, sizeof bits);
+        __stcs(reinterpret_cast<Bits*>(to), bits);
+    }
 };
 
 __device__ __forceinline__ bool changes_nothing(const StepState& state) {
@@ -24,8 +40,8 @@ __device__ __forceinline__ bool changes_nothing(const StepState& state) {
 }
 
 /// One thread block per block of norm_block elements. Reads gradient and momentum; writes momentum
-/// and values: 14 bytes per element in bf16.
-template <class T>
+/// and values: 14 bytes per element in bf16, 10 if the momentum is in bf16, too.
+template <class T, class M>
 __global__ void __launch_bounds__(threads)
     add_momentum(const __grid_constant__ Group<MuonSegment> group, float mu, bool nesterov,
                  const StepState* state) {
@@ -38,7 +54,7 @@ __global__ void __launch_bounds__(threads)
         return;
     }
     const float multiplier = state->multiplier;
-    float* const momentum = segment.momentum + range.first;
+    M* const momentum = static_cast<M*>(segment.momentum) + range.first;
     // Integers have the same size.
     const bool is_exact = segment.sums != nullptr;
     const float* const gradient = is_exact
@@ -46,20 +62,21 @@ __global__ void __launch_bounds__(threads)
                                       : segment.gradient + range.first;
     const float grid = is_exact ? power_of_two(segment.exponents[range.first / norm_block]) : 1.0f;
     const float of_momentum = nesterov ? mu : 1.0f, of_gradient = nesterov ? 1.0f : 0.0f;
-    /// Changes the momentum m; returns the direction.
-    const auto step = [&](float& m, float read) {
+    /// Changes the momentum; returns the direction.
+    const auto step = [&](M& kept, float read) {
         const float g =
             multiplier * (is_exact ? static_cast<float>(__float_as_int(read)) * grid : read);
-        m = mu * m + g;
+        const float m = mu * to_float(kept) + g;
+        kept = from_float<M>(m);
         return of_gradient * g + of_momentum * m;
     };
     const int in_packs = packed(range.count, momentum, gradient, values);
     for (int i = 4 * thread; i < in_packs; i += 4 * threads) {
         const Pack<float> g = Pack<float>::load_streaming(gradient + i);
-        Pack<float> m = Pack<float>::load_streaming(momentum + i);
+        Four<M> m = Four<M>::load_streaming(momentum + i);
         Four<T> out;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) out.values[j] = from_float<T>(step(m[j], g[j]));
+        for (int j = 0; j < 4; ++j) out.values[j] = from_float<T>(step(m.values[j], g[j]));
         m.store_streaming(momentum + i);
         *reinterpret_cast<Four<T>*>(values + i) = out;
     }
@@ -112,8 +129,10 @@ void muon_momentum(Stream& stream, std::span<const MuonSegment> segments, const 
     with_element_type(args.dtype, [&](auto type) {
         using T = decltype(type);
         for_each_group(segments, [&](const Group<MuonSegment>& group) {
-            add_momentum<T><<<group.blocks, threads, 0, stream_of(stream)>>>(
-                group, args.momentum, args.nesterov, args.state);
+            const auto kernel = args.momentum_dtype == DType::bf16 ? add_momentum<T, __nv_bfloat16>
+                                                                   : add_momentum<T, float>;
+            kernel<<<group.blocks, threads, 0, stream_of(stream)>>>(group, args.momentum,
+                                                                    args.nesterov, args.state);
             CUDA_CHECK_LAUNCH();
         });
     });

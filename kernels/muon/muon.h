@@ -18,7 +18,8 @@ enum class MuonScale : uint8_t {
 /// Consecutive elements of one matrix. In fp32 training weights is null: master is the weight.
 struct MuonSegment {
     bf16* weights = nullptr;  // receives master rounded to nearest
-    float *master = nullptr, *momentum = nullptr;
+    float* master = nullptr;
+    void* momentum = nullptr;  // of MuonStep::momentum_dtype
     const float* gradient = nullptr;
     void* values = nullptr;  // [n], of MuonStep::dtype: the momentum's, then the direction's
     int64_t n = 0;
@@ -36,11 +37,14 @@ struct MuonStep {
     DType dtype = DType::bf16;    // of `values`
     bool cautious_decay = false;  // decay is 0 where values·θ < 0
     const StepState* state = nullptr;
+    DType momentum_dtype = DType::fp32;  // fp32 or bf16
 };
 
 /// With g = multiplier·gradient and μ = momentum:
 ///   M = μM + g      values = g + μM with nesterov, else M
-/// If state->stop, overflow or skip is set, M stays and values become 0.
+/// If state->stop, overflow or skip is set, M stays and values become 0. In bf16 M is rounded to
+/// nearest after `values` have been computed: in a step M changes by about its (1−μ)th part, which
+/// is more than half of bf16's spacing of 2⁻⁸ for every usual μ.
 void muon_momentum(Stream& stream, std::span<const MuonSegment> segments, const MuonStep& args);
 
 /// θ −= lr·(scale·values + decay·θ). If state->stop, overflow or skip is set, nothing changes.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/error.h"
+
 namespace train_gpt {
 
 namespace {
@@ -138,7 +140,7 @@ char* ParameterBuffers::bucket_weights(size_t b) const {
 
 namespace {
 
-/// Slots that some parameters lack have the others' pieces one after the other, at this alignment.
+/// Packed slots have pieces one after the other, at this alignment.
 int64_t room_for(int64_t elements) { return (elements + 63) / 64 * 64; }
 
 }  // namespace
@@ -158,21 +160,20 @@ std::vector<Range> ParameterBuffers::owned_of(int i, int rank) const {
 
 /// The elements of a slot: on every rank as many as on the rank that has most.
 int64_t ParameterBuffers::elements_of(const OptimizerSlot& slot) const {
-    if (slot.of_matrices || !sharding_.matrices)
-        return sharding_.is_split() ? layout_.shard_numel() : layout_.numel();
+    if (!is_packed(slot)) return sharding_.is_split() ? layout_.shard_numel() : layout_.numel();
     int64_t most = 0;
     for (int rank = 0; rank < (sharding_.is_split() ? sharding_.size : 1); ++rank) {
         int64_t n = 0;
         for (int i = 0; i < static_cast<int>(parameters_.size()); ++i)
             if (has(slot, i))
-                for (const Range& part : owned_of(i, rank)) n += room_for(part.n);
+                for (const Range& part : owned_of(i, rank)) n += room_for(slot.count(part.n));
         most = std::max(most, n);
     }
     return most;
 }
 
 void ParameterBuffers::find_pieces() {
-    int64_t packed = 0;  // elements of pieces before that are not of matrices
+    std::vector<int64_t> packed(slots_.size());  // elements of the pieces before
     const std::vector<Bucket>& buckets = layout_.buckets();
     for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
         const Parameter& p = parameters_[static_cast<size_t>(i)];
@@ -188,14 +189,13 @@ void ParameterBuffers::find_pieces() {
             void* const weights = at(owned_weights(*b), skipped);
             std::vector<char*> slots;
             for (size_t k = 0; k < slots_.size(); ++k) {
-                const bool is_packed = sharding_.matrices && !slots_[k].of_matrices;
                 slots.push_back(has(slots_[k], i)
                                     ? static_cast<char*>(slot_memory_[k]) +
-                                          (is_packed ? packed : in_owned) *
+                                          (is_packed(slots_[k]) ? packed[k] : in_owned) *
                                               static_cast<int64_t>(size_of(slots_[k].dtype))
                                     : nullptr);
+                if (has(slots_[k], i)) packed[k] += room_for(slots_[k].count(part.n));
             }
-            if (!is_matrix(i)) packed += room_for(part.n);
             pieces_.push_back(
                 {.parameter = i,
                  .bucket = static_cast<int>(b - buckets.begin()),
@@ -218,15 +218,20 @@ std::span<const ParameterBuffers::Piece> ParameterBuffers::pieces_of(int i) cons
 }
 
 std::span<std::byte> ParameterBuffers::memory_of(const Piece& piece, size_t state) const {
-    const DType dtype = state == 0 ? DType::fp32 : slots_[state - 1].dtype;
+    const OptimizerSlot slot = state == 0 ? OptimizerSlot{} : slots_[state - 1];
     char* const data = state == 0 ? reinterpret_cast<char*>(piece.master) : piece.slots[state - 1];
-    return {reinterpret_cast<std::byte*>(data),
-            data ? static_cast<size_t>(piece.range.n) * size_of(dtype) : 0};
+    return {reinterpret_cast<std::byte*>(data), data ? slot.bytes(piece.range.n) : 0};
 }
 
 int ParameterBuffers::index_of(const std::string& name) const {
     const auto found = index_of_name_.find(name);
     return found == index_of_name_.end() ? -1 : found->second;
+}
+
+size_t ParameterBuffers::slot_of(std::string_view name) const {
+    const auto slot = std::ranges::find(slots_, name, &OptimizerSlot::name);
+    if (slot == slots_.end()) throw Error("the optimizer has no state \"", name, "\"");
+    return static_cast<size_t>(slot - slots_.begin());
 }
 
 Tensor ParameterBuffers::weight(int i) const {

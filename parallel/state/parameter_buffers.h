@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "base/tensor.h"
 #include "device/memory.h"
+#include "kernels/dynamic_map.h"
 #include "parallel/state/bucket_layout.h"
 #include "parallel/state/parameter.h"
 #include "parallel/state/sharding.h"
@@ -19,10 +21,16 @@ namespace train_gpt {
 /// What an optimizer keeps of elements besides the master weight, such as a moment. Buffers,
 /// files and plans have whatever slots there are.
 struct OptimizerSlot {
-    std::string name;           // in optimizer files and ParameterState
-    DType dtype = DType::fp32;  // fp32 or bf16
-    bool of_matrices = true;    // also of parameters that are updated as whole matrices
+    std::string name;              // in optimizer files and ParameterState
+    DType dtype = DType::fp32;     // fp32 or bf16; uint8 if it has codes
+    bool of_matrices = true;       // also of parameters that are updated as whole matrices
+    Coding coding = Coding::none;  // of codes, whose scales are in the next slot
+    int64_t block = 1;  // elements of a tensor for each of the slot: code_block of scales
 
+    bool is_of_elements() const { return block == 1; }
+    /// What the slot has of n elements of a tensor, from a multiple of `block` on.
+    int64_t count(int64_t n) const { return (n + block - 1) / block; }
+    size_t bytes(int64_t n) const { return static_cast<size_t>(count(n)) * size_of(dtype); }
     bool operator==(const OptimizerSlot&) const = default;
 };
 
@@ -59,6 +67,8 @@ class ParameterBuffers {
         return sharding_.matrices && parameters_[static_cast<size_t>(i)].update == Update::matrix;
     }
     bool has(const OptimizerSlot& slot, int i) const { return slot.of_matrices || !is_matrix(i); }
+    /// A slot by its name, which the optimizer has.
+    size_t slot_of(std::string_view name) const;
     /// The first bucket of a unit; only unit 0 may have several.
     size_t first_bucket(int unit) const { return bucket_of_unit_[static_cast<size_t>(unit)]; }
     /// The elements of a bucket that this rank updates.
@@ -126,8 +136,6 @@ class ParameterBuffers {
         std::vector<char*> slots;  // in the order of slots(); null: the parameter has no such slot
         /// No earlier rank of the run updates the same elements, or a copy of them.
         bool is_first_copy = true;
-
-        float* floats(size_t slot) const { return reinterpret_cast<float*>(slots[slot]); }
     };
     /// In the order of the registry.
     const std::vector<Piece>& pieces() const { return pieces_; }
@@ -140,6 +148,10 @@ class ParameterBuffers {
     void allocate(Arena& arena);
     void find_pieces();
     int64_t elements_of(const OptimizerSlot& slot) const;
+    /// Pieces lie one after the other, not where their elements lie in the flat buffers.
+    bool is_packed(const OptimizerSlot& slot) const {
+        return !slot.is_of_elements() || (sharding_.matrices && !slot.of_matrices);
+    }
     /// Where the owned elements of a bucket lie in buffers that hold only such.
     int64_t owned_offset(const Bucket& bucket) const {
         return sharding_.is_split() ? layout_.shard_offset(bucket) : bucket.range.first;

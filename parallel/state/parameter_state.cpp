@@ -4,20 +4,26 @@
 #include <cassert>
 #include <string>
 
-#include "base/error.h"
 #include "base/random.h"
 #include "device/copy.h"
 
 namespace train_gpt {
 
+namespace {
+
+int64_t rounded_up(int64_t n) { return (n + code_block - 1) / code_block * code_block; }
+
+}  // namespace
+
 ParameterState::Place ParameterState::place_of(const ParameterBuffers::Piece& piece,
                                                std::string_view state) const {
     if (state == master) return {reinterpret_cast<char*>(piece.master)};
     if (state == gradient) return {reinterpret_cast<char*>(piece.gradient)};
-    for (size_t slot = 0; slot < buffers_.slots().size(); ++slot)
-        if (buffers_.slots()[slot].name == state)
-            return {piece.slots[slot], buffers_.slots()[slot].dtype};
-    throw Error("the optimizer has no state \"", state, "\"");
+    const size_t place = buffers_.slot_of(state);
+    const OptimizerSlot& slot = buffers_.slots()[place];
+    return {
+        piece.slots[place], slot.dtype, slot.coding,
+        slot.coding == Coding::none ? nullptr : reinterpret_cast<float*>(piece.slots[place + 1])};
 }
 
 std::vector<OptimizerSlot> ParameterState::saved() const {
@@ -36,9 +42,9 @@ void ParameterState::initialize(uint64_t seed) {
         if (p.init_std > 0) random.fill_normal(values.data(), p.numel(), p.init_std, p.init_mean);
         set(i, values);
         if (!buffers_.training()) continue;
-        std::fill(values.begin(), values.end(), 0.0f);
+        values.assign(static_cast<size_t>(p.padded_numel()), 0.0f);
         for (const OptimizerSlot& slot : buffers_.slots())
-            write(slot.name, i, 0, values);
+            if (slot.is_of_elements()) write_held(slot.name, i, 0, values);
     }
 }
 
@@ -67,7 +73,9 @@ void ParameterState::clear_padding() {
         for (int64_t first = p.held_numel(); first < p.padded_numel(); first += piece_elements) {
             const auto piece = std::span(zeros).first(
                 static_cast<size_t>(std::min(piece_elements, p.padded_numel() - first)));
-            for (const OptimizerSlot& state : saved()) write_held(state.name, i, first, piece);
+            for (const OptimizerSlot& state : saved())
+                if (state.is_of_elements() && state.coding == Coding::none)
+                    write_held(state.name, i, first, piece);
         }
     }
 }
@@ -130,6 +138,10 @@ void ParameterState::write_held(std::string_view which, int i, int64_t first,
         const int64_t at = part.first - piece.range.first;
         const std::span<const float> of_part =
             values.subspan(static_cast<size_t>(part.first - first), static_cast<size_t>(part.n));
+        if (place_of(piece, which).scales) {
+            write_codes(place_of(piece, which), piece.range.n, at, of_part);
+            continue;
+        }
         write_values(place_of(piece, which).from(at), of_part);
         if (which == master && piece.weights && !buffers_.holds_all_weights())
             write_values({reinterpret_cast<char*>(piece.weights + at), DType::bf16}, of_part);
@@ -169,11 +181,45 @@ void ParameterState::read_held(std::string_view which, int i, int64_t first,
                                std::span<float> values) const {
     for (const ParameterBuffers::Piece& piece : buffers_.pieces_of(i)) {
         const Range part = intersection(piece.range, {first, std::ssize(values)});
-        if (part.n > 0 && place_of(piece, which).data)
-            read_values(place_of(piece, which).from(part.first - piece.range.first),
-                        values.subspan(static_cast<size_t>(part.first - first),
-                                       static_cast<size_t>(part.n)));
+        const Place place = place_of(piece, which);
+        if (part.n == 0 || !place.data) continue;
+        const int64_t at = part.first - piece.range.first;
+        const std::span<float> of_part =
+            values.subspan(static_cast<size_t>(part.first - first), static_cast<size_t>(part.n));
+        if (place.scales)
+            read_codes(place, piece.range.n, at, of_part);
+        else
+            read_values(place.from(at), of_part);
     }
+}
+
+void ParameterState::read_codes(const Place& from, int64_t n, int64_t first,
+                                std::span<float> values) const {
+    const int64_t begin = first / code_block * code_block,
+                  end = std::min(n, rounded_up(first + std::ssize(values)));
+    const Place blocks = from.from(begin);
+    std::vector<uint8_t> codes(static_cast<size_t>(end - begin));
+    std::vector<float> scales(static_cast<size_t>(rounded_up(end - begin) / code_block)),
+        decoded(codes.size());
+    copy_now(buffers_.device(), codes.data(), blocks.data, codes.size());
+    copy_now(buffers_.device(), scales.data(), blocks.scales, scales.size() * sizeof(float));
+    decode(from.coding, codes.data(), scales.data(), decoded);
+    std::copy_n(decoded.begin() + (first - begin), values.size(), values.begin());
+}
+
+void ParameterState::write_codes(const Place& to, int64_t n, int64_t first,
+                                 std::span<const float> values) {
+    const int64_t last = first + std::ssize(values), begin = first / code_block * code_block,
+                  end = std::min(n, rounded_up(last));
+    std::vector<float> whole(static_cast<size_t>(end - begin));
+    if (begin < first || last < end) read_codes(to, n, begin, whole);
+    std::copy(values.begin(), values.end(), whole.begin() + (first - begin));
+    std::vector<uint8_t> codes(whole.size());
+    std::vector<float> scales(static_cast<size_t>(rounded_up(end - begin) / code_block));
+    encode(to.coding, whole, codes.data(), scales.data());
+    const Place blocks = to.from(begin);
+    copy_now(buffers_.device(), blocks.data, codes.data(), codes.size());
+    copy_now(buffers_.device(), blocks.scales, scales.data(), scales.size() * sizeof(float));
 }
 
 void ParameterState::read_weights(int i, int64_t first, std::span<float> values) const {
@@ -185,7 +231,9 @@ std::span<const std::byte> ParameterState::host_view(const ParameterBuffers::Pie
                                                      std::string_view which, int64_t n,
                                                      std::vector<std::byte>& copied) const {
     const Place from = place_of(piece, which);
-    const size_t bytes = static_cast<size_t>(n) * size_of(from.dtype);
+    const bool is_slot = which != master && which != gradient;
+    const size_t bytes =
+        (is_slot ? buffers_.slots()[buffers_.slot_of(which)] : OptimizerSlot{}).bytes(n);
     if (!buffers_.device().is_cuda()) return {reinterpret_cast<const std::byte*>(from.data), bytes};
     copied.resize(bytes);
     copy_now(buffers_.device(), copied.data(), from.data, bytes);

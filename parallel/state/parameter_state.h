@@ -34,7 +34,10 @@ class ParameterState {
     void read_weights(int i, int64_t first, std::span<float> values) const;
 
     /// Elements first … of a state of parameter i, from and to the host, after all work on the
-    /// device. A state is `master`, `gradient`, or an optimizer's slot by its name. Elements are
+    /// device. A state is `master`, `gradient`, or an optimizer's slot by its name, but not one of
+    /// scales. Of codes (dynamic_map.h) these are the values that they stand for: √v of roots. A
+    /// part of a block is written with the block's other values, which then get another scale.
+    /// Elements are
     /// counted in the whole tensor; where a rank holds a whole tensor, its padding follows. read()
     /// leaves values of elements that other ranks hold, or that have no such slot, unchanged, and
     /// write() ignores them. What is
@@ -54,7 +57,8 @@ class ParameterState {
     std::span<const std::byte> host_view(const ParameterBuffers::Piece& piece,
                                          std::string_view state, int64_t n,
                                          std::vector<std::byte>& copied) const;
-    /// Zeroes the padding after the logical elements of weights and states.
+    /// Zeroes the padding after the logical elements of weights and states, but not of codes, which
+    /// are written with their padding.
     void clear_padding();
 
   private:
@@ -62,15 +66,22 @@ class ParameterState {
     struct Place {
         char* data = nullptr;
         DType dtype = DType::fp32;
+        Coding coding = Coding::none;
+        float* scales = nullptr;
 
+        /// With codes, from a multiple of code_block on.
         Place from(int64_t element) const {
-            return {data + element * static_cast<int64_t>(size_of(dtype)), dtype};
+            return {data + element * static_cast<int64_t>(size_of(dtype)), dtype, coding,
+                    scales ? scales + element / code_block : nullptr};
         }
     };
     /// Null data: the parameter has no such slot.
     Place place_of(const ParameterBuffers::Piece& piece, std::string_view state) const;
     void write_values(const Place& to, std::span<const float> values);
     void read_values(const Place& from, std::span<float> values) const;
+    /// The same for codes: values from element `first` on of a piece of n elements.
+    void write_codes(const Place& to, int64_t n, int64_t first, std::span<const float> values);
+    void read_codes(const Place& from, int64_t n, int64_t first, std::span<float> values) const;
 
     const ParameterBuffers& buffers_;
 };

@@ -80,14 +80,12 @@ void StateCopy::begin(Stream& compute) {
 
 std::span<const std::byte> StateCopy::view(const ParameterBuffers::Piece& piece,
                                            std::string_view state, int64_t n) const {
-    const auto& slots = buffers_.slots();
-    const auto slot = std::ranges::find(slots, state, &OptimizerSlot::name);
-    assert(state == ParameterState::master || slot != slots.end());
     const bool is_master = state == ParameterState::master;
-    const size_t place = is_master ? 0 : 1 + static_cast<size_t>(slot - slots.begin());
-    const DType dtype = is_master ? DType::fp32 : slot->dtype;
+    const size_t slot = is_master ? 0 : buffers_.slot_of(state);
+    const size_t place = is_master ? 0 : 1 + slot;
     const auto piece_index = static_cast<size_t>(&piece - buffers_.pieces().data());
-    return {places_[piece_index * states_ + place], static_cast<size_t>(n) * size_of(dtype)};
+    return {places_[piece_index * states_ + place],
+            (is_master ? OptimizerSlot{} : buffers_.slots()[slot]).bytes(n)};
 }
 
 }  // namespace train_gpt

@@ -57,7 +57,8 @@ void StateLeases::find_leases() {
                 const std::span<std::byte> memory = buffers_.memory_of(piece, state);
                 // In fp32 the masters are the weights, which are on the device.
                 if (memory.empty() || (state == 0 && !piece.weights)) continue;
-                const size_t element = memory.size() / static_cast<size_t>(piece.range.n);
+                const size_t element =
+                    size_of(state == 0 ? DType::fp32 : buffers_.slots()[state - 1].dtype);
                 of_bucket[static_cast<size_t>(piece.bucket)].push_back(
                     {p, state, memory.data(), memory.size(), 64 * element});
             }

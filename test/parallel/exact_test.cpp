@@ -45,6 +45,13 @@ constexpr MeshCase few_meshes[] = {
     trains("olmoe", 4).data(4).zero(1).many_experts(),
     trains("qwen2_moe", 3).data(2).zero(3).many_experts().muon(),
     trains("gpt_oss", 4).data(2).zero(2).pipeline(2).many_experts(),
+    trains("gpt2", 5).data(2).zero(1).state("int8"),
+    trains("llama", 6).bf16().data(3).zero(3).state("int8"),
+    trains("qwen3", 6).data(4).zero(2).shard_ranks(2).state("bf16"),
+    trains("gpt2", 4).data(2).zero(3).pipeline(2).state("int8"),
+    trains("mistral", 4).bf16().data(2).pipeline(2, "zero_bubble").state("bf16"),
+    trains("gpt2", 5).data(3).zero(1).muon().state("bf16"),
+    trains("olmoe", 4).data(2).zero(2).state("int8"),
 };
 constexpr MeshCase more_meshes[] = {
     trains("gpt2", 9).data(2).zero(1),
@@ -103,6 +110,10 @@ constexpr MeshCase more_meshes[] = {
     trains("llama", 8).data(4).zero(3).shard_ranks(2).pipeline(2, "zero_bubble").muon(),
     trains("gpt2", 9).bf16().data(6).zero(2).shard_ranks(3).muon(),
     trains("qwen3", 8).pipeline(4, "interleaved", 2).muon(),
+    trains("llama", 9).data(8).zero(3).state("int8"),
+    trains("gpt2", 9).bf16().data(5).state("int8"),
+    trains("qwen2", 8).data(4).zero(2).shard_ranks(2).pipeline(2).state("bf16"),
+    trains("qwen3", 8).pipeline(4, "interleaved", 2).state("int8"),
 };
 
 /// What a run computes: the norm and the loss of each step, and the state after the last one.

@@ -29,6 +29,14 @@ constexpr Move few_moves[] = {
     {trains("llama", 4).data(4).zero(3).muon(), trains("llama", 4).tensor(2).zero(1).muon()},
     {trains("gpt2", 4).bf16().tensor(2).data(2).zero(2).muon(),
      trains("gpt2", 4).bf16().zero(1).pipeline(2).muon()},
+    {trains("gpt2", 4).data(2).zero(3).state("int8"),
+     trains("gpt2", 4).data(3).zero(1).state("int8")},
+    {trains("llama", 4).bf16().data(4).zero(2).shard_ranks(2).state("int8"),
+     trains("llama", 4).bf16().zero(1).pipeline(2).state("int8")},
+    {trains("qwen3", 4).data(3).zero(3).state("bf16"),
+     trains("qwen3", 4).tensor(2).zero(1).state("bf16")},
+    {trains("llama", 4).tensor(2).state("int8"),
+     trains("llama", 4).tensor(2).data(2).zero(3).state("int8")},
 };
 constexpr Move more_moves[] = {
     {trains("gpt2", 6).data(4).zero(3).shard_ranks(1),

@@ -36,10 +36,11 @@ struct MeshCase {
     const char* dtype = "fp32";
     int tensor = 1, data = 1, zero = 0, shard_ranks = 0, context = 1;
     bool has_documents = false;
-    bool exact = false;         // parallel.sums
-    bool muon = false;          // optimizer.name
-    bool many_experts = false;  // more than there are tokens for
-    bool offload = false;       // memory.offload: all that can be
+    bool exact = false;          // parallel.sums
+    bool muon = false;           // optimizer.name
+    bool many_experts = false;   // more than there are tokens for
+    const char* state = "fp32";  // optimizer.state_dtype
+    bool offload = false;        // memory.offload: all that can be
     struct Stages {
         int ranks = 1;
         const char* schedule = "1f1b";
@@ -66,6 +67,7 @@ class MeshRow {
     constexpr MeshRow exact() const { return with(&MeshCase::exact, true); }
     constexpr MeshRow muon() const { return with(&MeshCase::muon, true); }
     constexpr MeshRow offload() const { return with(&MeshCase::offload, true); }
+    constexpr MeshRow state(const char* dtype) const { return with(&MeshCase::state, dtype); }
     constexpr MeshRow many_experts() const { return with(&MeshCase::many_experts, true); }
     constexpr MeshRow pipeline(int ranks, const char* schedule = "1f1b",
                                int stages_per_rank = 1) const {
@@ -87,12 +89,13 @@ constexpr MeshRow trains(const char* family, int micro_batches) {
 }
 
 inline std::string name_of(const MeshCase& c) {
-    return concat(
-        "tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ", c.shard_ranks, ", ",
-        c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype, ", context ", c.context,
-        c.has_documents ? ", documents" : "", c.exact ? ", exact" : "", c.muon ? ", muon" : "",
-        c.many_experts ? ", many experts" : "", c.offload ? ", offload" : "", ", pipeline ",
-        c.pipeline.ranks, " ", c.pipeline.schedule, " × ", c.pipeline.per_rank);
+    return concat("tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ",
+                  c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype,
+                  ", context ", c.context, c.has_documents ? ", documents" : "",
+                  c.exact ? ", exact" : "", c.muon ? ", muon" : "", ", state in ", c.state,
+                  c.many_experts ? ", many experts" : "", c.offload ? ", offload" : "",
+                  ", pipeline ", c.pipeline.ranks, " ", c.pipeline.schedule, " × ",
+                  c.pipeline.per_rank);
 }
 
 inline bool is_mixture(const std::string& family) {
@@ -183,7 +186,8 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
         "optimizer.grad_clip=0.5", "schedule.steps=20", "schedule.warmup_steps=3",
         concat("precision.dtype=", c.dtype), "kernels.autotune=off",
         concat("parallel.sums=", c.exact ? "exact" : "fp32"),
-        concat("parallel.bucket_mb=", bucket_mb[seed % 4])};
+        concat("parallel.bucket_mb=", bucket_mb[seed % 4]),
+        concat("optimizer.state_dtype=", c.state)};
     if (is_mixture(family))
         for (const std::string& setting : settings_of_experts(c, from(0, 5)))
             settings.push_back(setting);
@@ -327,6 +331,8 @@ class MeshRun {
         }
     }
     int repeated() const { return repeated_; }
+    /// After so many steps, as a run that resumes.
+    void skip(int64_t steps) { loader_.seek(steps_ = steps); }
 
   private:
     /// Each router has counted every token of the step once, on whichever rank.

@@ -28,6 +28,7 @@
 #include "training/config/load_config.h"
 #include "training/files/checkpoint.h"
 #include "training/files/model_folder.h"
+#include "training/files/optimizer_files.h"
 #include "training/files/safetensors.h"
 #include "training/plan/memory_plan.h"
 #include "training/trainer.h"
@@ -225,7 +226,9 @@ inline Tensors state_of(const std::string& run, int64_t step) {
         if (!entry.path().filename().string().starts_with("optimizer-")) continue;
         const SafetensorsFile file(entry.path());
         for (const TensorInfo& info : file.tensors()) {
-            const std::string key = info.name.substr(info.name.find('/') + 1);
+            if (info.name.find(".scale/") != std::string::npos) continue;
+            const std::string key = info.name.substr(info.name.find('/') + 1),
+                              state = info.name.substr(0, info.name.find('/'));
             std::vector<float>& values = all.at(info.name.substr(0, info.name.find('[')));
             const std::string range = file.metadata().at("range/" + key);
             // One run of elements, or several at equal distances
@@ -233,11 +236,19 @@ inline Tensors state_of(const std::string& run, int64_t step) {
             std::sscanf(range.c_str(), "%lld-%lld,%lld,%lld", &first, &end, &count, &distance);
             const int64_t n = end - first;
             REQUIRE(info.numel() == n * count);
+            const bool has_codes = info.dtype == "U8";
+            const SavedElements saved{
+                &file,
+                key,
+                {first, n, count, distance},
+                has_codes ? std::stoll(file.metadata().at("place/" + key)) : 0};
+            const OptimizerSlot slot{
+                .name = state, .coding = has_codes && state == "v" ? Coding::roots : Coding::none};
             for (int64_t i = 0; i < count; ++i) {
                 REQUIRE(end + i * distance <= std::ssize(values));
                 float* const run = values.data() + first + i * distance;
                 REQUIRE(std::all_of(run, run + n, [](float x) { return std::isnan(x); }));
-                file.read_floats(info, run, i * n, n);
+                saved.read(slot, i * n, {run, static_cast<size_t>(n)});
             }
         }
     }

@@ -65,6 +65,14 @@ struct WordsOf<NewtonSchulzList> {
         {"deepseek", NewtonSchulzList::deepseek}};
 };
 
+/// How the optimizer's state is kept (kernels/adamw.h).
+enum class StateDType : uint8_t { fp32, bf16, int8 };
+template <>
+struct WordsOf<StateDType> {
+    static constexpr Word<StateDType> list[] = {
+        {"fp32", StateDType::fp32}, {"bf16", StateDType::bf16}, {"int8", StateDType::int8}};
+};
+
 template <>
 struct WordsOf<MuonScale> {
     static constexpr Word<MuonScale> list[] = {{"rms", MuonScale::rms},
@@ -295,6 +303,7 @@ struct Config {
         double z_loss = 0;
         OneOf<OnSpike> on_spike = OnSpike::report;
         OneOf<OptimizerName> name = {};
+        OneOf<StateDType> state_dtype = StateDType::fp32;
         // Muon's
         double matrix_learning_rate = 0;  // 0: learning_rate
         double momentum = 0.95;

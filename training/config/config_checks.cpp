@@ -47,6 +47,7 @@ class Checks {
         schedule();
         sums();
         offload();
+        optimizer();
         // MeshLayout refuses the same sizes, but does not know what else a size must fit.
         if (world_ > 1) refuse_if(mesh_problem(world_, mesh_sizes(config_)));
     }
@@ -62,6 +63,7 @@ class Checks {
     void schedule() const;
     void offload() const;
     void sums() const;
+    void optimizer() const;
 
     DecoderSpec spec() const {
         try {
@@ -376,6 +378,16 @@ void Checks::offload() const {
     for (const char* alone : {"auto", "none"})
         if (words.size() > 1 && std::ranges::find(words, alone) != words.end())
             refuse("memory.offload has \"", alone, "\" beside other words; leave one of them out");
+}
+
+void Checks::optimizer() const {
+    const auto& o = config_.optimizer;
+    if (o.name == OptimizerName::muon && o.state_dtype == StateDType::int8)
+        refuse(
+            "optimizer.state_dtype = \"int8\" has blocks of 256 elements of a tensor, but "
+            "optimizer.name = \"muon\" updates each of a tensor's matrices for itself, and they do "
+            "not begin at such blocks; set optimizer.state_dtype to \"bf16\" or optimizer.name to "
+            "\"adamw\"");
 }
 
 void Checks::schedule() const {

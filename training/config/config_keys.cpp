@@ -65,6 +65,10 @@ constexpr ConfigKey later_keys[] = {
     {KEY(optimizer.name), one_of<OptimizerName>(),
      "`adamw`: AdamW updates all parameters. `muon`: Muon updates the matrices of blocks (q, k, v, "
      "gate and up apart), and AdamW embeddings, head, norms and biases."},
+    {KEY(optimizer.state_dtype), one_of<StateDType>(),
+     "How moments are kept between steps: 8, 4 or about 2 bytes a parameter. Updates are computed "
+     "in fp32 in any case. `int8`: blocks of 256 with a scale each, only with "
+     "`optimizer.name=adamw`."},
     {KEY(optimizer.learning_rate), above_up_to(0, 1e37), "The peak learning rate."},
     {KEY(optimizer.matrix_learning_rate), between(0, 1e37),
      "Muon: the peak learning rate of matrices; 0: `optimizer.learning_rate`, which suits both "
@@ -149,8 +153,9 @@ constexpr ConfigKey later_keys[] = {
      "`constant`)."},
 
     {KEY(precision.dtype), one_of<std::optional<DType>>(),
-     "Dtype of parameters and activations; master weights, moments and gradient sums are always "
-     "fp32. `auto`: bf16 if the device multiplies it natively, else fp32."},
+     "Dtype of parameters and activations; master weights and gradient sums are always fp32, and "
+     "moments as `optimizer.state_dtype` says. `auto`: bf16 if the device multiplies it natively, "
+     "else fp32."},
     {KEY(precision.tf32), one_of<bool>(),
      "On a GPU, with `precision.dtype` fp32: compute matrix products on tensor cores, with "
      "operands rounded to TF32's 10 bits of mantissa. Several times faster, but less exact."},

@@ -27,7 +27,7 @@ using KeyField =
     std::variant<int*, std::optional<int>*, int64_t*, uint64_t*, double*, bool*, std::string*,
                  TrainSources*, WholeNumbers*, Texts*, OneOf<PipelineKind>*, OneOf<Decay>*,
                  OneOf<std::optional<GradientSums>>*, OneOf<OnSpike>*, OneOf<OptimizerName>*,
-                 OneOf<NewtonSchulzList>*, OneOf<MuonScale>*, OneOf<DType>*,
+                 OneOf<NewtonSchulzList>*, OneOf<MuonScale>*, OneOf<StateDType>*, OneOf<DType>*,
                  OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
                  OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
                  OneOf<std::optional<Biases>>*, OneOf<std::optional<QkNormKind>>*,

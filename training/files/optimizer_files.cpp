@@ -1,7 +1,9 @@
 #include "training/files/optimizer_files.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 
@@ -15,7 +17,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* range_prefix = "range/";
+constexpr const char *range_prefix = "range/", *place_prefix = "place/", *coding_prefix = "coding/",
+                     *scale_suffix = ".scale";
+
+constexpr const char* name_of(Coding coding) {
+    return coding == Coding::signs ? "signs" : coding == Coding::roots ? "roots" : "none";
+}
 
 /// As metadata, and with ':' as a part of a key.
 std::string text_of(const ElementRuns& runs, char to) {
@@ -81,8 +88,10 @@ void write_optimizer_file(const fs::path& path, const ParameterStore& parameters
         int parameter;
         std::string key;
         ElementRuns runs;
+        int64_t place;
     };
     std::vector<Saved> saved;
+    std::vector<std::pair<int, int64_t>> held;  // parameters, and how many elements of them
     std::vector<const ParameterStore::Piece*> pieces;
     for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i) {
         const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
@@ -95,18 +104,35 @@ void write_optimizer_file(const fs::path& path, const ParameterStore& parameters
             runs.insert(runs.end(), of_piece.begin(), of_piece.end());
             pieces.push_back(&piece);
         }
-        for (const ElementRuns& of_file : joined(runs))
-            saved.push_back({i, key_of(p, of_file), of_file});
+        int64_t place = 0;
+        for (const ElementRuns& of_file : joined(runs)) {
+            saved.push_back({i, key_of(p, of_file), of_file, place});
+            place += of_file.numel();
+        }
+        if (place > 0) held.emplace_back(i, place);
     }
     std::vector<TensorInfo> tensors;
     std::map<std::string, std::string> metadata{{"format", "pt"}};
     const std::vector<OptimizerSlot> states = parameters.state.saved();
-    for (const OptimizerSlot& state : states)
-        for (const Saved& s : saved)
-            if (parameters.has(state, s.parameter))
-                tensors.push_back({.name = concat(state.name, "/", s.key),
-                                   .dtype = names_of(stored_type_of(state.dtype)).safetensors,
-                                   .shape = {s.runs.numel()}});
+    for (const OptimizerSlot& state : states) {
+        const bool has_codes = state.coding != Coding::none;
+        const auto add = [&](const std::string& key, int64_t n) {
+            tensors.push_back(
+                {.name = concat(state.name, "/", key),
+                 .dtype = has_codes ? "U8" : names_of(stored_type_of(state.dtype)).safetensors,
+                 .shape = {n}});
+        };
+        for (const Saved& s : saved) {
+            if (!state.is_of_elements() || !parameters.has(state, s.parameter)) continue;
+            add(s.key, s.runs.numel());
+            if (has_codes) metadata[place_prefix + s.key] = std::to_string(s.place);
+        }
+        if (has_codes) metadata[coding_prefix + state.name] = name_of(state.coding);
+        if (state.is_of_elements()) continue;
+        // All pieces but a tensor's last one consist of whole blocks.
+        for (const auto& [i, n] : held)
+            add(parameters.parameters()[static_cast<size_t>(i)].name, state.count(n));
+    }
     for (const Saved& s : saved) metadata[range_prefix + s.key] = text_of(s.runs, '-');
     SafetensorsWriter writer(path, std::move(tensors), metadata);
     std::vector<std::byte> copied;
@@ -122,10 +148,49 @@ void write_optimizer_file(const fs::path& path, const ParameterStore& parameters
     writer.commit();
 }
 
-void SavedElements::read(std::string_view state, int64_t first, std::span<float> values) const {
+void SavedElements::read(const OptimizerSlot& state, int64_t first, std::span<float> values) const {
     const std::vector<int64_t> shape{runs.numel()};
-    file->read_floats(file->at(concat(state, "/", key), shape), values.data(), first,
-                      std::ssize(values));
+    const TensorInfo& info = file->at(concat(state.name, "/", key), shape);
+    Coding coding = Coding::none;
+    if (info.dtype == "U8") {
+        const auto found = file->metadata().find(coding_prefix + state.name);
+        const std::string word = found == file->metadata().end() ? "" : found->second;
+        coding = word == name_of(Coding::roots) ? Coding::roots : Coding::signs;
+        if (word != name_of(coding))
+            throw Error(file->path().string(), ": tensor ", quoted(info.name), " has the coding ",
+                        quoted(word),
+                        ", which this version does not know; it reads signs and "
+                        "roots");
+        read_codes(state, info, coding, first, values);
+    } else {
+        file->read_floats(info, values.data(), first, std::ssize(values));
+    }
+    if (coding == Coding::roots && state.coding != Coding::roots)
+        for (float& value : values) value *= value;
+    if (state.coding == Coding::roots && coding != Coding::roots)
+        for (float& value : values) value = std::sqrt(value);
+}
+
+void SavedElements::read_codes(const OptimizerSlot& state, const TensorInfo& info, Coding coding,
+                               int64_t first, std::span<float> values) const {
+    const std::string name = concat(state.name, scale_suffix, "/", key.substr(0, key.find('[')));
+    const TensorInfo& scales = file->at(name);
+    if (scales.dtype != "F32" || scales.numel() * code_block < place + runs.numel())
+        throw Error(file->path().string(), ": tensor ", quoted(name), " has ", scales.numel(),
+                    " numbers of dtype ", scales.dtype, ", but ", quoted(info.name), " needs ",
+                    (place + runs.numel() + code_block - 1) / code_block, " of F32");
+    const auto* const codes = reinterpret_cast<const uint8_t*>(file->data(info).data()) + first;
+    for (int64_t done = 0; done < std::ssize(values);) {
+        const int64_t at = place + first + done,
+                      n = std::min(std::ssize(values) - done, code_block - at % code_block);
+        float scale = 0;
+        std::memcpy(&scale, file->data(scales).data() + at / code_block * sizeof scale,
+                    sizeof scale);
+        (coding == Coding::signs
+             ? decode_block<Coding::signs>
+             : decode_block<Coding::roots>)(codes + done, scale, n, values.data() + done);
+        done += n;
+    }
 }
 
 OptimizerFiles::OptimizerFiles(const fs::path& checkpoint, const std::vector<Parameter>& parameters)
@@ -155,8 +220,11 @@ void OptimizerFiles::open(const fs::path& path, const std::vector<Parameter>& pa
         const auto found = index_.find(name);
         if (found == index_.end())
             throw Error(path.string(), " has a tensor ", quoted(name), " that this model has not");
+        const auto place = file.metadata().find(place_prefix + key);
         saved_[found->second].push_back(
-            {&file, key, runs_of(text, parameters[found->second], path.string())});
+            {&file, key, runs_of(text, parameters[found->second], path.string()),
+             place == file.metadata().end() ? 0
+                                            : std::max(0LL, std::atoll(place->second.c_str()))});
     }
 }
 
@@ -190,7 +258,9 @@ void OptimizerFiles::load(ParameterStore& parameters, const std::function<void()
             for (const SavedElements& saved : of_parameter) {
                 const std::vector<Move> moves = moves_into(held, saved.runs);
                 for (const OptimizerSlot& state : states) {
-                    if (!parameters.has(state, i)) continue;
+                    if (!parameters.has(state, i) || !state.is_of_elements() ||
+                        state.coding != Coding::none)
+                        continue;
                     for (auto move = moves.begin(); move != moves.end();) {
                         // What is consecutive in memory is written at once.
                         if (pulse) pulse();
@@ -199,12 +269,26 @@ void OptimizerFiles::load(ParameterStore& parameters, const std::function<void()
                         for (; move != moves.end() && move->to == begin + std::ssize(values);
                              ++move) {
                             values.resize(values.size() + static_cast<size_t>(move->n));
-                            saved.read(state.name, move->from,
+                            saved.read(state, move->from,
                                        std::span(values).last(static_cast<size_t>(move->n)));
                         }
                         parameters.state.write_held(state.name, i, begin, values);
                     }
                 }
+            }
+            // Blocks of codes are written whole, with the padding.
+            for (const OptimizerSlot& state : states) {
+                if (!parameters.has(state, i) || state.coding == Coding::none) continue;
+                values.assign(static_cast<size_t>(piece.range.n), 0.0f);
+                for (const SavedElements& saved : of_parameter)
+                    for (const Move& move : moves_into(held, saved.runs)) {
+                        if (pulse) pulse();
+                        saved.read(state, move.from,
+                                   std::span(values).subspan(
+                                       static_cast<size_t>(move.to - piece.range.first),
+                                       static_cast<size_t>(move.n)));
+                    }
+                parameters.state.write_held(state.name, i, piece.range.first, values);
             }
         }
     }
@@ -222,7 +306,8 @@ void OptimizerFiles::read_masters(int i, int64_t first, std::span<float> values)
         for (; run < runs.count && runs.run(run).first < wanted.end(); ++run) {
             const Range part = intersection(runs.run(run), wanted);
             if (part.n > 0)
-                saved.read(ParameterState::master, run * runs.n + part.first - runs.run(run).first,
+                saved.read({.name = std::string(ParameterState::master)},
+                           run * runs.n + part.first - runs.run(run).first,
                            values.subspan(static_cast<size_t>(part.first - first),
                                           static_cast<size_t>(part.n)));
         }

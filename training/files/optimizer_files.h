@@ -10,6 +10,10 @@
 //   the whole tensor                NAME                              first-end
 //   a part of it                    NAME[first:end]                   first-end
 //   equal runs at equal distances   NAME[first:end,count,distance]    first-end,count,distance
+//
+// Slots are F32, BF16, or U8: codes (kernels/dynamic_map.h), as "coding/SLOT" says: signs or roots
+// (√v). "SLOT.scale/NAME" has the scales of all elements of a tensor that the file has, in the
+// file's order, one for each 256. "place/KEY" is the number of such elements before those of KEY.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -29,9 +33,9 @@ namespace train_gpt {
 
 bool is_optimizer_file(const std::string& name);
 
-/// Writes the elements that this rank updates, from a copy of them if there is one. If several tensor-parallel ranks hold a whole
-/// tensor, the first of them writes it. If two pipeline ranks hold an embedding, the first of them
-/// writes it.
+/// Writes the elements that this rank updates, from a copy of them if there is one. If several
+/// tensor-parallel ranks hold a whole tensor, the first of them writes it. If two pipeline ranks hold
+/// an embedding, the first of them writes it.
 void write_optimizer_file(const std::filesystem::path& path, const ParameterStore& parameters,
                           const StateCopy* copy, const std::function<void()>& pulse);
 
@@ -53,9 +57,15 @@ struct SavedElements {
     const SafetensorsFile* file;
     std::string key;
     ElementRuns runs;
+    int64_t place = 0;  // where there are codes: elements of the tensor before these in the file
 
-    /// Reads elements of a saved state ("master", …), from number `first` on in the file's order.
-    void read(std::string_view state, int64_t first, std::span<float> values) const;
+    /// Reads elements of a saved state, from number `first` on in the file's order, as the values
+    /// of a slot with this coding, whatever dtype the file has: of `roots` the square roots.
+    void read(const OptimizerSlot& state, int64_t first, std::span<float> values) const;
+
+  private:
+    void read_codes(const OptimizerSlot& state, const TensorInfo& info, Coding coding,
+                    int64_t first, std::span<float> values) const;
 };
 
 /// A checkpoint's optimizer files.

@@ -46,6 +46,7 @@ StoredType stored_type_of(DType dtype) {
         case DType::int32:
         case DType::int64:
         case DType::fp64:
+        case DType::uint8:
             break;
     }
     throw Error("files do not store weights or optimizer state in ", name_of(dtype));
