@@ -37,6 +37,9 @@ constexpr Move few_moves[] = {
      trains("qwen3", 4).tensor(2).zero(1).state("bf16")},
     {trains("llama", 4).tensor(2).state("int8"),
      trains("llama", 4).tensor(2).data(2).zero(3).state("int8")},
+    {trains("llama", 4).tensor(2).zero(1).state("int8"),
+     trains("llama", 4).data(2).zero(3).state("int8")},
+    {trains("gpt2", 4).data(3).zero(2).state("int8"), trains("gpt2", 4).tensor(4).state("int8")},
 };
 constexpr Move more_moves[] = {
     {trains("gpt2", 6).data(4).zero(3).shard_ranks(1),
@@ -77,6 +80,19 @@ constexpr Move more_moves[] = {
     {trains("gpt2", 6).bf16().data(3).zero(3).pipeline(2, "zero_bubble"),
      trains("gpt2", 6).bf16().data(6).zero(2)},
 };
+
+/// Tensor-parallel ranks round moments in blocks of their own parts.
+bool has_other_blocks(const Move& move) {
+    return std::string(move.from.state) == "int8" && move.from.tensor != move.to.tensor;
+}
+/// Half the distance of codes is at most 8 % in the three upper decades of a block.
+bool are_rounded(const std::vector<float>& a, const std::vector<float>& b) {
+    float largest = 0;
+    for (const float x : a) largest = std::max(largest, std::abs(x));
+    for (size_t i = 0; i < a.size(); ++i)
+        if (!(std::abs(a[i] - b[i]) <= 0.08f * std::abs(a[i]) + 1e-3f * largest)) return false;
+    return a.size() == b.size();
+}
 
 void check_moves(const World& world, std::span<const Move> moves) {
     const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
@@ -121,7 +137,10 @@ void check_moves(const World& world, std::span<const Move> moves) {
         const Tensors a = state_of(from, 2), b = state_of(to, 2);
         std::vector<std::string> different;
         for (const auto& [name, values] : a)
-            if (!b.contains(name) || !same_bits(values, b.at(name))) different.push_back(name);
+            if (!b.contains(name) || !(has_other_blocks(move) && !name.starts_with("master")
+                                           ? are_rounded(values, b.at(name))
+                                           : same_bits(values, b.at(name))))
+                different.push_back(name);
         CHECK(different == std::vector<std::string>{});
         CHECK(a.size() == b.size());
     }

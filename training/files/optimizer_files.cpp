@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 
 #include "base/error.h"
@@ -113,7 +114,11 @@ void write_optimizer_file(const fs::path& path, const ParameterStore& parameters
     }
     std::vector<TensorInfo> tensors;
     std::map<std::string, std::string> metadata{{"format", "pt"}};
-    const std::vector<OptimizerSlot> states = parameters.state.saved();
+    // The largest elements first: every tensor then begins at a multiple of its elements' size, as
+    // other programs expect.
+    std::vector<OptimizerSlot> states = parameters.state.saved();
+    std::ranges::stable_sort(states, std::ranges::greater(),
+                             [](const OptimizerSlot& state) { return size_of(state.dtype); });
     for (const OptimizerSlot& state : states) {
         const bool has_codes = state.coding != Coding::none;
         const auto add = [&](const std::string& key, int64_t n) {
