@@ -34,8 +34,8 @@ namespace train_gpt {
 bool is_optimizer_file(const std::string& name);
 
 /// Writes the elements that this rank updates, from a copy of them if there is one. If several
-/// tensor-parallel ranks hold a whole tensor, the first of them writes it. If two pipeline ranks hold
-/// an embedding, the first of them writes it.
+/// tensor-parallel ranks hold a whole tensor, the first of them writes it. If two pipeline ranks
+/// hold an embedding, the first of them writes it.
 void write_optimizer_file(const std::filesystem::path& path, const ParameterStore& parameters,
                           const StateCopy* copy, const std::function<void()>& pulse);
 
