@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/adamw.h"
+#include "kernels/dynamic_map.h"
 #include "model/families/family.h"
 #include "parallel/state/bucket_layout.h"
 #include "test/catch.h"
@@ -28,7 +29,6 @@
 #include "training/config/load_config.h"
 #include "training/files/checkpoint.h"
 #include "training/files/model_folder.h"
-#include "training/files/optimizer_files.h"
 #include "training/files/safetensors.h"
 #include "training/plan/memory_plan.h"
 #include "training/trainer.h"
@@ -204,6 +204,30 @@ inline std::vector<Json> metrics_of(const std::string& run) {
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
+/// States in 8 bits of an optimizer file: all elements that it has of each tensor, in its order.
+inline std::map<std::string, std::vector<float>> decoded_states(const SafetensorsFile& file) {
+    std::map<std::string, std::vector<uint8_t>> codes;
+    for (const TensorInfo& info : file.tensors())
+        if (info.dtype == "U8")
+            for (const std::byte code : file.data(info))
+                codes[info.name.substr(0, info.name.find('['))].push_back(
+                    static_cast<uint8_t>(code));
+    std::map<std::string, std::vector<float>> decoded;
+    for (const auto& [name, of_tensor] : codes) {
+        const std::string state = name.substr(0, name.find('/'));
+        const int64_t n = std::ssize(of_tensor);
+        std::vector<float> scales(static_cast<size_t>((n + 255) / 256));
+        const TensorInfo& info = file.at(state + ".scale" + name.substr(name.find('/')));
+        REQUIRE(info.numel() == std::ssize(scales));
+        file.read_floats(info, scales.data());
+        std::vector<float>& values = decoded[name];
+        values.resize(of_tensor.size());
+        decode(state == "v" ? Coding::roots : Coding::signs, of_tensor.data(), scales.data(),
+               values);
+    }
+    return decoded;
+}
+
 /// Weights ("weights/NAME"), and of all optimizer files together masters and moments
 /// ("master/NAME", "m/NAME", "v/NAME"), of which each element must be in exactly one. Muon's
 /// matrices have no v.
@@ -225,30 +249,31 @@ inline Tensors state_of(const std::string& run, int64_t step) {
     for (const auto& entry : fs::directory_iterator(checkpoint)) {
         if (!entry.path().filename().string().starts_with("optimizer-")) continue;
         const SafetensorsFile file(entry.path());
+        std::map<std::string, std::vector<float>> decoded = decoded_states(file);
         for (const TensorInfo& info : file.tensors()) {
             if (info.name.find(".scale/") != std::string::npos) continue;
             const std::string key = info.name.substr(info.name.find('/') + 1),
-                              state = info.name.substr(0, info.name.find('/'));
-            std::vector<float>& values = all.at(info.name.substr(0, info.name.find('[')));
+                              name = info.name.substr(0, info.name.find('['));
+            std::vector<float>& values = all.at(name);
             const std::string range = file.metadata().at("range/" + key);
             // One run of elements, or several at equal distances
             long long first = 0, end = 0, count = 1, distance = 0;
             std::sscanf(range.c_str(), "%lld-%lld,%lld,%lld", &first, &end, &count, &distance);
             const int64_t n = end - first;
             REQUIRE(info.numel() == n * count);
-            const bool has_codes = info.dtype == "U8";
-            const SavedElements saved{
-                &file,
-                key,
-                {first, n, count, distance},
-                has_codes ? std::stoll(file.metadata().at("place/" + key)) : 0};
-            const OptimizerSlot slot{
-                .name = state, .coding = has_codes && state == "v" ? Coding::roots : Coding::none};
+            std::vector<float> saved(static_cast<size_t>(info.numel()));
+            if (info.dtype == "U8") {
+                std::vector<float>& left = decoded.at(name);
+                std::copy_n(left.begin(), saved.size(), saved.begin());
+                left.erase(left.begin(), left.begin() + info.numel());
+            } else {
+                file.read_floats(info, saved.data());
+            }
             for (int64_t i = 0; i < count; ++i) {
                 REQUIRE(end + i * distance <= std::ssize(values));
                 float* const run = values.data() + first + i * distance;
                 REQUIRE(std::all_of(run, run + n, [](float x) { return std::isnan(x); }));
-                saved.read(slot, i * n, {run, static_cast<size_t>(n)});
+                std::copy_n(saved.begin() + i * n, n, run);
             }
         }
     }
