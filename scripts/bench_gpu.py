@@ -94,7 +94,7 @@ class Bench:
                               capture_output=True, text=True)
         if "DOES NOT FIT" in plan.stdout:
             return None
-        chosen = re.search(r"precision\.recompute = (\w+)", plan.stdout)
+        chosen = re.search(r"memory\.recompute = (\w+)", plan.stdout)
         if plan.returncode != 0 or not chosen:
             sys.exit(f"error: {self.args.program} plan: {last_line(plan.stderr)}")
         return chosen.group(1)

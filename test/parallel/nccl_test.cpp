@@ -205,8 +205,9 @@ TEST_CASE("ranks: gpu decide", "[.ranks]") {
     const uint64_t left = memory_available(device);
     Config chosen = config;
     chosen.batch.micro_batch = decided.micro_batch;
-    const Arena plan =
-        plan_memory({chosen, spec, decided.dtype, decided.recompute, world.size()}, device);
+    const RunShape shape = RunShape(chosen, spec, decided.dtype, decided.recompute, world.size())
+                               .with_offload(decided.offload);
+    const Arena plan = plan_memory(shape, device);
     CAPTURE(whole, left, decided.micro_batch, plan.total_bytes());
     CHECK(plan.total_bytes() <= left);
     // With the memory that NCCL has taken it would have chosen more than there is.
