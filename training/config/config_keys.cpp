@@ -168,8 +168,8 @@ constexpr ConfigKey later_keys[] = {
      "What a GPU keeps in the host's memory, as a word or a list: `optimizer`, the master weights "
      "and the optimizer's state, which come to the GPU bucket by bucket to be updated; "
      "`activations`, the input of each block from the forward to the backward pass. `none`: "
-     "nothing. `auto`: what makes a step fast in the GPU's memory. A CPU offloads nothing, since "
-     "its memory is the host's. Results stay the same, bit for bit."},
+     "nothing. `auto`: what lets a run fit that does not fit otherwise. A CPU offloads nothing, "
+     "since its memory is the host's. Results stay the same, bit for bit."},
 
     {KEY(checkpoint.every), between(0, max_steps),
      "Steps between checkpoints; 0: only at the end."},

@@ -249,8 +249,10 @@ Json parse_root(const std::string& text, const std::string& name) {
         if (event == Json::parse_event_t::array_end) --arrays;
         if (event == Json::parse_event_t::key) {
             open.back().key = parsed.get<std::string>();
+            // A key's old name counts as the key.
+            const ConfigKey* const known = find_config_key(path());
             if (!open.back().keys.insert(open.back().key).second ||
-                (arrays == 0 && !paths.insert(path()).second))
+                (arrays == 0 && !paths.insert(known ? std::string(known->path) : path()).second))
                 throw Error(name, ": the key \"", shorten(path()),
                             "\" appears twice; remove one of them");
         }

@@ -203,15 +203,16 @@ Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
         stages = {1};  // the others would do the same
     std::vector<Offload> offloads = {device.is_cuda() ? shape.offload() : Offload{}};
     const bool chooses_offload = !offload_of(shape.config) && speeds.host_memory > 0;
-    if (chooses_offload) offloads = {{}, {.optimizer = true}, {.activations = true}, {true, true}};
+    if (chooses_offload) offloads = {{}, {.activations = true}, {.optimizer = true}, {true, true}};
     Speeds deciding = speeds;
     if (!is_open) deciding.link = 0;
     if (!is_open && !chooses_offload) deciding.flops = 0;
     const StepTime step_time(shape, device, deciding);
     std::optional<Fit> best;
     double least_time = 0;
-    for (const int stage : stages)
-        for (const Offload& offload : offloads) {
+    for (const Offload& offload : offloads) {
+        if (best && best->bytes <= available && best->offload == Offload{}) break;
+        for (const int stage : stages) {
             double time = 0;
             const Fit fit = fit_stage(available, shape.with_zero(stage).with_offload(offload),
                                       device, step_time, time);
@@ -222,6 +223,7 @@ Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
                 (fits == best_fits && (fits ? time < least_time : fit.bytes < best->bytes));
             if (is_better) best = fit, least_time = time;
         }
+    }
     return *best;
 }
 
@@ -255,12 +257,15 @@ bool saves_in_background(const RunShape& shape, const Device& device, uint64_t a
     if (shape.config.checkpoint.every == 0) return false;
     const std::optional<bool> given = shape.config.checkpoint.async;
     if (given) return *given;
+    // A copy from the host to the host would keep the thread that submits steps.
+    if (shape.offload().optimizer) return false;
     RunShape with = shape;
     with.config.checkpoint.async = true;
     const Arena plan = plan_memory(with, device);
     if (!device.is_cuda()) return plan.total_bytes() <= available;
     const auto ranks = static_cast<uint64_t>(local_ranks);
-    return plan.bytes(Purpose::saving) * ranks <= memory_available(Device()) / 2;
+    return (plan.bytes(Purpose::saving) + plan.bytes(Purpose::offloaded)) * ranks <=
+           memory_available(Device()) / 2;
 }
 
 std::string change_that_fits(const RunShape& shape, const Device& device, uint64_t available) {

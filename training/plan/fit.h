@@ -65,7 +65,8 @@ struct Fit {
 ///                             step
 ///
 /// Weights and gradients are taken only where the stage is "auto"; without speeds, the first stage that fits
-/// is chosen. memory.offload, if it is "auto", is chosen only with speeds.host. A chosen micro-batch has at most 4,096 tokens (65,536 on a GPU), beyond which nothing
+/// is chosen. If memory.offload is "auto", something is offloaded only where nothing fits
+/// otherwise, and only with speeds.host. A chosen micro-batch has at most 4,096 tokens (65,536 on a GPU), beyond which nothing
 /// is gained, or one sequence where that is longer. If nothing fits: the choice that needs the
 /// least memory. Throws Error where a step cannot feed all ranks; the message says what can.
 Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
