@@ -221,4 +221,6 @@ Cost cost_of(std::span<const AdamWSegment> segments, DType moments) {
     return {"adamw", bytes, 0};
 }
 
+void load_adamw(const Device& device) { TRAIN_GPT_ON_CUDA(device, load_adamw(device)); }
+
 }  // namespace train_gpt

@@ -441,4 +441,11 @@ void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWSt
     });
 }
 
+void load_adamw(const Device& device) {
+    // A module is loaded when something of it is first used.
+    CUDA_CHECK(cudaSetDevice(device.index));
+    void* map = nullptr;
+    CUDA_CHECK(cudaGetSymbolAddress(&map, map_of_signs));
+}
+
 }  // namespace train_gpt::cuda

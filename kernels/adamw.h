@@ -100,6 +100,9 @@ void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWSt
 Cost cost_of(std::span<const NormSegment> segments);
 Cost cost_of(std::span<const AdamWSegment> segments, DType moments);
 
+/// Loads what adamw() keeps in a GPU's memory, so that no step takes memory.
+void load_adamw(const Device& device);
+
 namespace cuda {  // adamw.cu
 void norm_partials(Stream& stream, std::span<const NormSegment> segments);
 void add_partials(Stream& stream, double* sums, const double* partials,
@@ -108,6 +111,7 @@ void add_rows(Stream& stream, double* out, const double* in, int64_t rows, int64
 void finish_norm(Stream& stream, StepState* state, const double* sums, int64_t n, float scale,
                  float clip);
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args);
+void load_adamw(const Device& device);
 }  // namespace cuda
 
 }  // namespace train_gpt

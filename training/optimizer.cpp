@@ -102,6 +102,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, OptimizerOptions 
     kept_squares_ = doubles(4 * tensors_);
     if (options.muon) muon_.emplace(parameters, leases_, arena, *options.muon);
     if (arena.is_counting()) return;
+    load_adamw(device_);
 
     const std::vector<double> zeros(static_cast<size_t>(n));
     copy_now(device_, sums_of_rank_, zeros.data(), zeros.size() * sizeof(double));
