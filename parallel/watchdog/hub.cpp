@@ -131,8 +131,12 @@ void Hub::judge_stuck() {
     // The others may have waited for this rank until its last progress, so their time without
     // progress begins no earlier than that.
     for (Member& member : members_) member.changed = std::max(member.changed, last->changed);
-    // A rank that is not heard from is left to judge_silent().
-    if (since(last->changed) <= timeout_ || since(last->heard) > timeout_ / 2) return;
+    if (since(last->changed) <= timeout_) return;
+    // Others may wait for a rank that is not heard from, which is left to judge_silent().
+    if (std::any_of(members_.begin(), members_.end(), [&](const Member& member) {
+            return member.watched() && since(member.heard) > timeout_ / 2;
+        }))
+        return;
     const auto waiting = std::count_if(members_.begin(), members_.end(), [&](const Member& m) {
         return &m != last && m.watched() && since(m.changed) > timeout_ / 2;
     });

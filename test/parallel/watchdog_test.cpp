@@ -165,6 +165,23 @@ TEST_CASE("a rank that is stopped after it has made no progress for a while is h
     CHECK(contains(job.output(0), named(victim) + "is hung: "));
 }
 
+TEST_CASE("a rank that is stopped is named, not those that stopped making progress before it",
+          "[watchdog]") {
+    constexpr std::chrono::duration<double> longer = 3s;
+    const int victim = static_cast<int>(random_int(1, 2));
+    Job job({.size = 3, .timeout = longer}, [=](Rank& self) {
+        self.train(3);
+        if (self.rank == victim) {
+            self.activity.enter("send");  // it is ahead of the others
+            std::this_thread::sleep_for(0.3 * longer);
+            ::raise(SIGSTOP);
+        }
+        while (true) std::this_thread::sleep_for(1s);
+    });
+    check_ended(job, victim);
+    CHECK(contains(job.output(0), named(victim) + "is hung: "));
+}
+
 TEST_CASE("a rank that is to end ends all ranks with its code, and says why", "[watchdog]") {
     std::list<Job> jobs;
     static std::atomic<bool> is_over{false};  // in each process
