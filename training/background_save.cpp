@@ -48,11 +48,22 @@ BackgroundSave::BackgroundSave(const RunStart& start, const RunFolder& folder)
     : start_(start), folder_(folder) {
     // The first save follows a step of all ranks.
     if (possible() && root()) remove_unfinished_checkpoints(folder.path());
+    if (possible())
+        touch_ = in_background([this] {
+            start_.trainer.state_copy->touch(touch_ends_);
+            return std::string();
+        });
 }
 
 BackgroundSave::~BackgroundSave() {
+    end_touch();
     hurry_ = true;
     if (work_.valid()) work_.wait();
+}
+
+void BackgroundSave::end_touch() {
+    touch_ends_ = true;
+    if (touch_.valid()) touch_.get();
 }
 
 std::optional<int64_t> BackgroundSave::step() const {
@@ -61,6 +72,7 @@ std::optional<int64_t> BackgroundSave::step() const {
 
 void BackgroundSave::begin(int64_t step, bool same_bits, const std::string& history) {
     if (phase_ != Phase::none) return;
+    end_touch();
     Trainer& trainer = start_.trainer;
     {
         const StepSubmission submission;  // nothing waits for the GPU

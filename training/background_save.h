@@ -28,7 +28,7 @@ class BackgroundSave {
 
     /// The arguments must live longer.
     BackgroundSave(const RunStart& start, const RunFolder& folder);
-    /// Waits for this rank's thread.
+    /// Waits for this rank's threads.
     ~BackgroundSave();
 
     /// Whether the run can save in the background.
@@ -57,6 +57,7 @@ class BackgroundSave {
     bool root() const { return world().rank() == 0; }
     /// A thread of low priority for `work`.
     std::future<std::string> in_background(std::function<std::string()> work);
+    void end_touch();
     void begin_writing();
     std::optional<End> take_files();
     End take_completion();
@@ -64,6 +65,8 @@ class BackgroundSave {
 
     const RunStart& start_;
     const RunFolder& folder_;
+    std::atomic<bool> touch_ends_ = false;
+    std::future<std::string> touch_;  // of the copy's memory, before the first save
     Phase phase_ = Phase::none;
     std::optional<CheckpointContents> contents_;
     std::optional<CheckpointFiles> files_;

@@ -165,11 +165,16 @@ class Gathering {
         return net::derive_key(secret_.text, identity);
     }
 
-    /// A member says nothing until it has the roster, except the exit code with which a signal ends
-    /// it: its connection has ended.
+    /// A member says that it knows that it is admitted: it may have stopped waiting for that, and
+    /// come again. Then it says nothing until it has the roster, except the exit code with which a
+    /// signal ends it: its connection has ended.
     void hear(Member& member) {
         char byte = 0;
-        const ssize_t n = member.channel.read(&byte, 1);
+        ssize_t n = member.channel.read(&byte, 1);
+        if (n == 1 && byte == is_here_now) {
+            member.is_here = true;
+            n = member.channel.read(&byte, 1);
+        }
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
         if (n == 1) stop_code_ = static_cast<uint8_t>(byte);
         if (n == 1) ++told_;
@@ -230,7 +235,7 @@ class Gathering {
         if (!failure.empty()) failure_ = failure;
         if (verdict[0] != admitted) return;
         Member& member = members_[static_cast<size_t>(introduction.rank)];
-        member.is_here = true;
+        member.is_here = false;
         member.channel = std::move(newcomer.channel);
         member.address = newcomer.address;
         member.introduction = std::move(introduction);

@@ -258,6 +258,8 @@ class Visitor {
         if (answer->front() == stopped) throw StoppedEarly(std::atoi(verdict.c_str()));
         if (answer->front() == refused) throw ReportedError(verdict);
         if (answer->front() != admitted) return note(where, verdict), false;
+        if (!net::send_all(channel, std::string(1, is_here_now), deadline))
+            return note(where, "no answer"), false;
         meeting_.channels.push_back(std::move(channel));
         address_ = address;
         return true;

@@ -79,6 +79,8 @@ struct Introduction {
 
 // A verdict begins with one of these characters.
 constexpr char admitted = '+', refused = '-', of_another_job = '~';
+// What the rank says when it has read that it is admitted; other bytes are exit codes.
+constexpr char is_here_now = 0;
 constexpr char stopped = '!';  // a signal ends the job; the exit code follows
 
 // How long a rank that a signal ends tries to tell rank 0, or rank 0 the others: they may not have

@@ -232,24 +232,48 @@ TEST_CASE("a rank's name in clear is that of its place, or rank 0 does not know 
     CHECK_FALSE(rank_of(net::random_text(40), port));
 }
 
+namespace {
+
+/// A connection to rank 0 that proves to be rank `proved`, and says that it is rank `rank` of `size`.
+Channel introduce(int proved, int rank, int size, int port) {
+    Socket socket;
+    for (const auto end = net::Clock::now() + 30s; !socket && net::Clock::now() < end;)
+        socket = net::connect_to("127.0.0.1", std::to_string(port), net::Clock::now() + 1s);
+    const std::string identity = rendezvous::identity_of(proved, port);
+    Channel channel =
+        Channel::call(std::move(socket), identity, net::derive_key(test_secret, identity));
+    REQUIRE(net::shake_hands(channel, net::Clock::now() + 20s));
+    rendezvous::Introduction introduction;
+    introduction.rank = rank;
+    introduction.size = size;
+    introduction.program = "1";
+    net::send_all(channel, rendezvous::with_length(introduction.packed()), net::Clock::now() + 1s);
+    return channel;
+}
+
+}  // namespace
+
+TEST_CASE("a rank that stopped waiting to be admitted may come again", "[launch][hostile]") {
+    if (skip_without_tls()) return;
+    const int port = free_port();
+    auto first = std::async(std::launch::async,
+                            [&] { return meet_all({place_of(0, 2, {port})}, {secret}); });
+    Channel before = introduce(1, 1, 2, port);
+    std::string verdict(9, '\0');
+    REQUIRE(net::read_all(before, verdict, net::Clock::now() + 20s));
+    CHECK(verdict.back() == rendezvous::admitted);
+    if (random_int(0, 1) == 0) before = Channel();
+    CHECK(meet_all({place_of(1, 2, {port})}, {secret}).errors[0].empty());
+    CHECK(first.get().errors[0].empty());
+}
+
 TEST_CASE("a rank that says another number than it has proved is not taken", "[launch][hostile]") {
     if (skip_without_tls()) return;
     const int port = free_port();
     auto first = std::async(std::launch::async, [&] {
         return meet_all({place_of(0, 3, {port}), place_of(1, 3, {port})}, {secret});
     });
-    Socket socket;
-    for (const auto end = net::Clock::now() + 30s; !socket && net::Clock::now() < end;)
-        socket = net::connect_to("127.0.0.1", std::to_string(port), net::Clock::now() + 1s);
-    const std::string identity = rendezvous::identity_of(1, port);
-    Channel liar =
-        Channel::call(std::move(socket), identity, net::derive_key(test_secret, identity));
-    REQUIRE(net::shake_hands(liar, net::Clock::now() + 20s));
-    rendezvous::Introduction introduction;
-    introduction.rank = 2;
-    introduction.size = 3;
-    introduction.program = "1";
-    net::send_all(liar, rendezvous::with_length(introduction.packed()), net::Clock::now() + 1s);
+    Channel liar = introduce(1, 2, 3, port);
     char byte = 0;
     CHECK_FALSE(net::read_all(liar, {&byte, 1}, net::Clock::now() + 20s));
     const Met other = meet_all({place_of(2, 3, {port})}, {secret});
