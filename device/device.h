@@ -18,6 +18,8 @@ struct Device {
     enum class Kind : uint8_t { cpu, cuda };
     Kind kind = Kind::cpu;
     int index = 0;
+    // Of a GPU that is not here, and for which memory is only counted: 80 for sm_80. 0: it is here.
+    int planned_architecture = 0;
 
     bool is_cuda() const { return kind == Kind::cuda; }
     bool operator==(const Device&) const = default;

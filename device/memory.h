@@ -56,6 +56,8 @@ class Arena {
     size_t bytes(Purpose purpose) const { return by_purpose_[static_cast<size_t>(purpose)]; }
     /// Bytes of device memory taken so far.
     size_t total_bytes() const { return device_memory_.used; }
+    /// Bytes of the host's memory taken so far for a GPU.
+    size_t host_bytes() const { return pinned_.used; }
 
   private:
     struct Region {

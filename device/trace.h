@@ -12,9 +12,9 @@
 namespace train_gpt {
 
 /// Rows of the timeline.
-enum class TraceTrack : uint8_t { host, data, device, exchange, transfers, count };
+enum class TraceTrack : uint8_t { host, data, device, exchange, to_host, from_host, count };
 constexpr const char* name_of(TraceTrack track) {
-    constexpr const char* names[] = {"host", "data", "device", "exchange", "transfers"};
+    constexpr const char* names[] = {"host", "data", "device", "exchange", "to host", "from host"};
     return names[static_cast<size_t>(track)];
 }
 

@@ -180,7 +180,7 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& all) {
 
 size_t embedding_scratch_bytes(const Stream& stream, [[maybe_unused]] int64_t rows,
                                [[maybe_unused]] int64_t vocab_rows) {
-    TRAIN_GPT_ON_CUDA(stream.device, embedding_scratch_bytes(rows, vocab_rows));
+    TRAIN_GPT_ON_CUDA(stream.device, embedding_scratch_bytes(stream.device, rows));
     return 0;
 }
 

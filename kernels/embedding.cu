@@ -323,9 +323,11 @@ void add_runs(Stream& stream, const Sums& sink, const T* dout, const SortedRows&
 struct Scratch {
     size_t list_bytes, sort_bytes = 0;  // of each of the four lists; of cub's storage
 
-    explicit Scratch(int64_t n)
-        : list_bytes(ceil_div<size_t>(static_cast<size_t>(n) * sizeof(int32_t), 256) * 256) {
+    explicit Scratch(int64_t n) : list_bytes(bytes_of_lists(1, n)) {
         CUDA_CHECK(sort(nullptr, nullptr, nullptr, n, nullptr));
+    }
+    static size_t bytes_of_lists(size_t lists, int64_t n) {
+        return lists * ceil_div<size_t>(static_cast<size_t>(n) * sizeof(int32_t), 256) * 256;
     }
     size_t bytes() const { return 4 * list_bytes + sort_bytes; }
     template <class T>
@@ -430,7 +432,10 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
     }
 }
 
-size_t embedding_scratch_bytes(int64_t rows, [[maybe_unused]] int64_t vocab_rows) {
+size_t embedding_scratch_bytes(const Device& device, int64_t rows) {
+    // cub does not say what it needs on a GPU that is not here: two lists, and counts of tiles.
+    if (device.planned_architecture > 0)
+        return Scratch::bytes_of_lists(6, rows) + static_cast<size_t>(rows) + (size_t{64} << 10);
     return Scratch(rows).bytes();
 }
 

@@ -48,7 +48,7 @@ Cost cost_of(const EmbeddingBackward& args);
 namespace cuda {  // embedding.cu
 void embedding_forward(Stream& stream, const EmbeddingForward& args);
 void embedding_backward(Stream& stream, const EmbeddingBackward& args);
-size_t embedding_scratch_bytes(int64_t rows, int64_t vocab_rows);
+size_t embedding_scratch_bytes(const Device& device, int64_t rows);
 }  // namespace cuda
 
 }  // namespace train_gpt

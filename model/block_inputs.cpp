@@ -50,7 +50,7 @@ void BlockInputs::store(Stream& stream, int slot, int layer) {
     Place& from = place(layer);
     Home& to = home(slot, layer);
     {
-        const TraceSpan span(TraceTrack::transfers, out_, "store input", layer);
+        const TraceSpan span(TraceTrack::to_host, out_, "store input", layer);
         copy(out_, to.memory, from.memory.data, from.memory.bytes());
     }
     from.stored.record(out_);
@@ -67,7 +67,7 @@ void BlockInputs::bring(Stream& stream, int slot, int layer) {
     const Home& from = home(slot, layer);
     from.stored.hold(in_);
     {
-        const TraceSpan span(TraceTrack::transfers, in_, "fetch input", layer);
+        const TraceSpan span(TraceTrack::from_host, in_, "fetch input", layer);
         copy(in_, to.memory.data, from.memory, to.memory.bytes());
     }
     to.fetched.record(in_);

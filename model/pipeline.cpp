@@ -86,8 +86,8 @@ void Pipeline::execute(Stream& stream, const PipelineAction& action,
     }
 }
 
-void Pipeline::compute(Stream& stream, const PipelineAction& action,
-                       const TokenBatch& batch) const {
+void Pipeline::compute(Stream& stream, const PipelineAction& action, const TokenBatch& batch,
+                       bool backward_follows) const {
     Stage& stage = this->stage(action.stage);
     const bool forward = action.work == PipelineWork::forward;
     const TraceSpan span(TraceTrack::device, stream,
@@ -102,7 +102,7 @@ void Pipeline::compute(Stream& stream, const PipelineAction& action,
     const Tensor in = reads ? messages_->wait(stream, in_kind, action.buffer) : Tensor{};
     const Tensor out = writes ? messages_->send_buffer(stream, out_kind) : Tensor{};
     if (forward)
-        stage.forward(stream, action.slot, batch, in, out);
+        stage.forward(stream, action.slot, batch, in, out, backward_follows);
     else if (action.work == PipelineWork::backward)
         stage.backward(stream, action.slot, batch, in, out);
     else
@@ -133,7 +133,7 @@ void Pipeline::forward(Stream& stream, const TokenBatch& batch) const {
             action.buffer = 0;
             messages_->receive(stream, Kind::activation, 0, schedule_.rank_of(number - 1));
         }
-        compute(stream, action, batch);
+        compute(stream, action, batch, false);
         if (!is_last(number))
             messages_->send(stream, Kind::activation, schedule_.rank_of(number + 1));
     }

@@ -72,7 +72,8 @@ class Pipeline {
     Stage& stage(int number) const { return *stages_[static_cast<size_t>(number / ranks())]; }
     bool is_first(int stage) const { return stage == 0; }
     bool is_last(int stage) const { return stage == schedule_.stages - 1; }
-    void compute(Stream& stream, const PipelineAction& action, const TokenBatch& batch) const;
+    void compute(Stream& stream, const PipelineAction& action, const TokenBatch& batch,
+                 bool backward_follows = true) const;
 
     PipelineSchedule schedule_, shorter_;  // shorter_: for a step with fewer micro-batches
     int rank_ = 0;

@@ -285,8 +285,8 @@ Routing Stage::routing_of(int l, const TokenBatch& batch) const {
             .counts_of_ranks = counts_of_ranks_};
 }
 
-void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Tensor in,
-                    Tensor out) {
+void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Tensor in, Tensor out,
+                    bool backward_follows) {
     assert(bool(in) != registry_.begins_model() && bool(out) != registry_.ends_model());
     Slot& slot = this->slot(slot_index);
     const auto make_room = [&](int l) {
@@ -311,7 +311,7 @@ void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Ten
         make_room(l + 1);
         input = block_forward(stream, block,
                               is_last ? last_out : slot.blocks[static_cast<size_t>(l) + 1].x);
-        if (inputs_) inputs_->store(stream, slot_index, l);
+        if (inputs_ && backward_follows) inputs_->store(stream, slot_index, l);
     }
     if (registry_.ends_model())
         final_norm(stream, slot, input);
@@ -466,6 +466,7 @@ void Stage::backward_embedding(Stream& stream, Tensor held, const TokenBatch& ba
 void Stage::backward_from_end(Stream& stream, int slot, const TokenBatch& batch, Tensor dout,
                               Backward part) {
     assert(bool(dout) != registry_.ends_model());
+    for (const int l : {layers() - 1, layers() - 2}) inputs_->prefetch(stream, slot, l);
     if (registry_.ends_model())
         backward_head(stream, this->slot(slot), batch);
     else

@@ -68,9 +68,10 @@ class Stage {
     DType dtype() const { return parameters_.dtype(); }
 
     /// Embedding of batch.tokens, or `in` [M, C] if the stage does not begin the model; blocks; the
-    /// final norm, or out [M, C] if the stage does not end the model.
-    void forward(Stream& stream, int slot, const TokenBatch& batch, Tensor in = {},
-                 Tensor out = {});
+    /// final norm, or out [M, C] if the stage does not end the model. What a backward pass needs in
+    /// host memory goes there only if one follows.
+    void forward(Stream& stream, int slot, const TokenBatch& batch, Tensor in = {}, Tensor out = {},
+                 bool backward_follows = true);
     /// Loss per token (nats) of a forward pass: fp32 [M], 0 where the target is −1. Only in a stage
     /// that ends the model.
     void evaluate_head(Stream& stream, int slot, const TokenBatch& batch);

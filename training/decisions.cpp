@@ -71,7 +71,7 @@ void first_collectives(const RunShape& shape, const Device& device, const Mesh& 
     activity.phase = "start";
 }
 
-Speeds measured_speeds(const RunShape& shape, const Device& device, const Mesh& mesh) {
+double measured_link(const RunShape& shape, const Device& device, const Mesh& mesh) {
     // As in first_collectives(): another size might take memory.
     const RunShape with_stage = shape.with_zero(1);
     const Sharding sharding = sharding_of(with_stage, mesh.rank());
@@ -80,9 +80,7 @@ Speeds measured_speeds(const RunShape& shape, const Device& device, const Mesh& 
     int64_t shard = 0;
     for (const Bucket& bucket : layout.buckets()) shard = std::max(shard, bucket.shard);
     shard = std::min(shard, largest_first_bytes / (sharding.size * int64_t{sizeof(float)}));
-    return {.flops = measure_peak_flops(device, shape.dtype, kernel_settings(shape.config)),
-            .link = measure_link(group_of(SumOver::shards, mesh, sharding), device, shard,
-                                 shape.dtype)};
+    return measure_link(group_of(SumOver::shards, mesh, sharding), device, shard, shape.dtype);
 }
 
 }  // namespace
@@ -112,14 +110,14 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
         return memory_for_a_rank(device, mesh.layout(), world.local_size());
     };
     Speeds speeds;
-    const std::string measures = first_for_all(world, [&] {
-        const bool keeps = kept_fit(decided.kept, available(), shape, device).has_value();
-        return std::string(weighs_speeds(shape) && !keeps ? "yes" : "");
-    });
-    if (!measures.empty()) speeds = measured_speeds(shape, device, mesh);
-    speeds = with_host(speeds, shape, device, world.local_size());
+    const bool keeps = !first_for_all(world, [&]() -> std::string {
+                            return kept_fit(decided.kept, available(), shape, device) ? "yes" : "";
+                        }).empty();
+    if (!keeps && weighs_link(shape)) speeds.link = measured_link(shape, device, mesh);
+    if (!keeps) speeds = measured_here(speeds, available(), shape, device);
     decided.link = speeds.link;
     decided.peak_flops = speeds.flops;
+    decided.host_link = speeds.host;
     const Choices chosen = choices_from_json(first_for_all(world, [&] {
         return to_json(choose_by_memory(decided.kept, available(), shape, device, speeds));
     }));
@@ -127,12 +125,7 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     decided.recompute = recompute_from(chosen.recompute);
     decided.zero = chosen.zero.value();
     const std::string offload = first_for_all(world, [&]() -> std::string {
-        Config fixed = shape.config;
-        fixed.batch.micro_batch = decided.micro_batch;
-        fixed.memory.recompute = decided.recompute;
-        fixed.parallel.zero = decided.zero;
-        const RunShape with(fixed, spec, decided.dtype, decided.recompute, world.size());
-        const Offload fit = fit_into(available(), with, device, speeds).offload;
+        const Offload fit = offload_with(chosen, available(), shape, device, speeds);
         return concat(fit.optimizer ? "optimizer" : "", fit.activations ? " activations" : "");
     });
     decided.offload = {.optimizer = offload.find("optimizer") != std::string::npos,
@@ -144,7 +137,7 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
         const RunShape with =
             RunShape(chosen_config, spec, decided.dtype, decided.recompute, world.size())
                 .with_offload(decided.offload);
-        return saves_in_background(with, device, available(), world.local_size()) ? "yes" : "";
+        return saves_in_background(with, device, available()) ? "yes" : "";
     });
     decided.saves_in_background = !saves.empty();
     return decided;

@@ -30,9 +30,10 @@ struct Decisions {
     Offload offload = {};  // none on a CPU, whose memory is the host's
     GradientSums sums = GradientSums::exact;
     bool saves_in_background = false;
-    // If `zero` was chosen by them: bytes per second along the data axis, and FLOP/s of products.
+    // Where choices were weighed by them: bytes per second along the data axis, FLOP/s of products.
     double link = 0, peak_flops = 0;
-    Choices kept;  // given choices, else kept_choices()
+    double host_link = 0;  // bytes per second to the host, if offloading was weighed
+    Choices kept;          // given choices, else kept_choices()
 };
 /// The configuration of a run with these kept choices: where parallel.sums is "auto", sums are as
 /// they were before, if that is possible.

@@ -258,7 +258,7 @@ std::string describe_memory(const Replay& replay, const std::string& choices_of,
     config = with_kept_sums(config, choices);
     const PlanReport plan = plan_report(config, device, ranks);
     if (!plan.problem.empty()) throw Error(plan.problem);
-    return concat(format_bytes(plan.bytes), " of ", format_bytes(plan.available),
+    return concat(format_bytes(plan.needed.device), " of ", format_bytes(plan.available.device),
                   " available on each rank");
 }
 

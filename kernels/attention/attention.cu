@@ -28,6 +28,7 @@ bool can_be_tiled(const AttentionShape& shape, std::initializer_list<HeadsView> 
 
 /// 80, 90, …; of a stream that only plans, too.
 int architecture_of(const Device& device) {
+    if (device.planned_architecture > 0) return device.planned_architecture;
     int major = 0, minor = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index));
     CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index));

@@ -125,7 +125,7 @@ size_t StateLeases::lease_of(Part part, size_t bucket) const {
 void StateLeases::fetch(size_t lease) {
     free_[lease % turns].hold(in_);
     written_[lease].hold(in_);  // by the step before
-    const TraceSpan span(TraceTrack::transfers, in_, "fetch state",
+    const TraceSpan span(TraceTrack::from_host, in_, "fetch state",
                          static_cast<int>(leases_[lease].bucket));
     for (const Run& run : leases_[lease].runs) copy(in_, run.leased, run.home, run.bytes);
     fetched_[lease].record(in_);
@@ -151,7 +151,7 @@ void StateLeases::release(Stream& stream, Part part, size_t bucket) {
     used_.record(stream);
     used_.hold(out_);
     {
-        const TraceSpan span(TraceTrack::transfers, out_, "store state", static_cast<int>(bucket));
+        const TraceSpan span(TraceTrack::to_host, out_, "store state", static_cast<int>(bucket));
         for (const Run& run : leases_[lease].runs) copy(out_, run.home, run.leased, run.bytes);
     }
     written_[lease].record(out_);

@@ -211,8 +211,9 @@ TEST_CASE("ranks: gpu decide", "[.ranks]") {
     CAPTURE(whole, left, decided.micro_batch, plan.total_bytes());
     CHECK(plan.total_bytes() <= left);
     // With the memory that NCCL has taken it would have chosen more than there is.
-    CHECK(fit_into(whole, {config, spec, decided.dtype, Recompute::none, world.size()}, device)
-              .bytes > left);
+    CHECK(fit_into({whole, whole}, {config, spec, decided.dtype, Recompute::none, world.size()},
+                   device)
+              .memory.device > left);
 }
 
 TEST_CASE("the micro-batch is chosen for the memory that NCCL leaves", "[communicator][cuda]") {

@@ -86,7 +86,7 @@ TEST_CASE("an interleaved pipeline refuses a step that is no multiple of its ran
              concat("batch.tokens_per_step=", micro_batches * 16),
              concat("batch.micro_batch=", batch)});
         const DecoderSpec spec = spec_of(config, 99);
-        return fit_into(uint64_t{1} << 40, {config, spec, DType::fp32, Recompute::none, 8},
+        return fit_into({uint64_t{1} << 40}, {config, spec, DType::fp32, Recompute::none, 8},
                         Device{});
     };
     CHECK(contains(error_of([&] { fit(20, 1); }),

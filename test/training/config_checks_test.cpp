@@ -72,7 +72,8 @@ std::string refusal(const Config& config, int world) {
     try {
         check_config(config, "test", world);
         const DecoderSpec spec = spec_of(config, config.model.vocab_size);
-        fit_into(uint64_t{1} << 50, {config, spec, DType::fp32, Recompute::none, world}, Device{});
+        fit_into({uint64_t{1} << 50}, {config, spec, DType::fp32, Recompute::none, world},
+                 Device{});
         return "";
     } catch (const Error& error) {
         return error.what();

@@ -174,10 +174,10 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
                 soonest = std::min(soonest, static_cast<double>(busiest * (B * T + 64)) * cost);
             }
         const Fit fit =
-            fit_into(available, {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
+            fit_into({available}, {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
         CAPTURE(T, sequences, ranks, available, fit.micro_batch, name_of(fit.recompute));
-        CHECK(fit.bytes == bytes_of(fit.micro_batch, fit.recompute));
-        CHECK(fit.bytes <= available);
+        CHECK(fit.memory.device == bytes_of(fit.micro_batch, fit.recompute));
+        CHECK(fit.memory.device <= available);
         REQUIRE(sequences % fit.micro_batch == 0);
         const int64_t m = sequences / fit.micro_batch, busiest = (m + ranks - 1) / ranks;
         CHECK(m >= ranks);
@@ -187,12 +187,12 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
               soonest);
 
         const Fit none =
-            fit_into(least - 1, {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
-        CHECK(none.bytes == least);
+            fit_into({least - 1}, {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
+        CHECK(none.memory.device == least);
         config.batch.micro_batch = fit.micro_batch;
         config.memory.recompute = "elementwise";
         const Fit given =
-            fit_into(0, {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
+            fit_into({0}, {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
         CHECK(given.micro_batch == fit.micro_batch);
         CHECK(given.recompute == Recompute::elementwise);
     }
@@ -207,7 +207,7 @@ TEST_CASE("context-parallel ranks take the time of their part of a sequence", "[
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const auto chosen = [&](int context) {
         config.parallel.context = context;
-        return fit_into(uint64_t{1} << 50,
+        return fit_into({uint64_t{1} << 50},
                         {config, spec, DType::fp32, Recompute::none, 5 * context}, Device{})
             .micro_batch;
     };
@@ -262,7 +262,7 @@ TEST_CASE("a resumed run takes the choices that it has, unless they fit no more"
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     constexpr uint64_t plenty = uint64_t{1} << 50;
     const auto choose = [&](const Choices& kept, uint64_t available, int ranks) {
-        return choose_by_memory(kept, available,
+        return choose_by_memory(kept, {available},
                                 {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
     };
     const Choices fresh = choose({}, plenty, 1);
@@ -301,14 +301,14 @@ TEST_CASE("ZeRO's stage is the one with the least time of a step for the link", 
     const RunShape shape(config, spec, DType::bf16, Recompute::none, 8);
     constexpr uint64_t available = 80'000'000'000;
     const auto fit_with = [&](const RunShape& of, double link) {
-        return fit_into(available, of, Device{}, {.flops = 800e12, .link = link});
+        return fit_into({available}, of, Device{}, {.flops = 800e12, .link = link});
     };
     // Stage 1 has room for the activations only if whole blocks are recomputed. Stage 2 keeps
     // them, and sends 7 times the 28 GB of gradients more. A third of the computing is 2.1 s.
     const Fit fast = fit_with(shape, 360e9), slow = fit_with(shape, 10e9);
     CHECK((fast.zero == 2 && fast.recompute == Recompute::none));
     CHECK((slow.zero == 1 && slow.recompute == Recompute::block));
-    CHECK(std::max(fast.bytes, slow.bytes) <= available);
+    CHECK(std::max(fast.memory.device, slow.memory.device) <= available);
     // The links between, by hand: gradients in fp32, weights in bf16, 7 of 8 parts sent. On a CPU
     // no exchange runs beside products.
     const double parameters = 8.03e9, sent = 7.0 / 8, steps = 8;
@@ -328,23 +328,25 @@ TEST_CASE("ZeRO's stage is the one with the least time of a step for the link", 
         plan_memory(many.with_zero(3).with_micro_batch(1).with_recompute(Recompute::block),
                     Device{})
             .total_bytes();
-    CHECK(fit_into(least, many, Device{}, {.flops = 800e12, .link = 1e9}).zero == 3);
-    CHECK(fit_into(least - 1, many, Device{}, {.flops = 800e12, .link = 1e9}).bytes == least);
+    CHECK(fit_into({least}, many, Device{}, {.flops = 800e12, .link = 1e9}).zero == 3);
+    CHECK(fit_into({least - 1}, many, Device{}, {.flops = 800e12, .link = 1e9}).memory.device ==
+          least);
     const RunShape alone(config, spec, DType::bf16, Recompute::none, 1);
-    CHECK(fit_into(uint64_t{1} << 40, alone, Device{}, {.flops = 800e12, .link = 0}).zero == 1);
+    CHECK(fit_into({uint64_t{1} << 40}, alone, Device{}, {.flops = 800e12, .link = 0}).zero == 1);
     // A stage that is given, or was chosen before, stays.
     for (const int stage : {0, 1, 2, 3}) {
         CHECK(fit_with(shape.with_zero(stage), 360e9).zero == stage);
         const Choices kept{.micro_batch = 1, .recompute = "none", .zero = stage};
-        const Choices chosen = choose_by_memory(kept, uint64_t{1} << 40, shape, Device{},
+        const Choices chosen = choose_by_memory(kept, {uint64_t{1} << 40}, shape, Device{},
                                                 {.flops = 800e12, .link = 360e9});
         CHECK(chosen.zero == std::max(stage, 1));  // "auto" is from 1 to 3
         // It would not fit: chosen anew, for the link.
-        CHECK(choose_by_memory(kept, available, shape, Device{}, {.flops = 800e12, .link = 360e9})
+        CHECK(choose_by_memory(kept, {available}, shape, Device{}, {.flops = 800e12, .link = 360e9})
                   .zero == (stage == 3 ? 3 : 2));
     }
-    CHECK(choose_by_memory({}, available, shape, Device{}, {.flops = 800e12, .link = 360e9}).zero ==
-          2);
+    CHECK(
+        choose_by_memory({}, {available}, shape, Device{}, {.flops = 800e12, .link = 360e9}).zero ==
+        2);
 }
 
 TEST_CASE("the first collectives have the sizes of a step, for each micro-batch it may have",
@@ -391,13 +393,13 @@ TEST_CASE("a change that is said to fit fits", "[plan]") {
         config.batch.warmup_tokens_per_step = sequences < 16 ? sequences * 64 : 0;
         const DecoderSpec spec = spec_of(config, config.model.vocab_size);
         const auto fit = [&](const Config& of, uint64_t available, int ranks) {
-            return fit_into(available, {of, spec, DType::fp32, Recompute::none, ranks}, Device{});
+            return fit_into({available}, {of, spec, DType::fp32, Recompute::none, ranks}, Device{});
         };
-        const uint64_t needed = fit(config, 0, 1).bytes;
+        const uint64_t needed = fit(config, 0, 1).memory.device;
         const auto available = static_cast<uint64_t>(
             random_int(static_cast<int64_t>(needed) / 4, static_cast<int64_t>(needed) - 1));
-        const std::string advice =
-            change_that_fits({config, spec, DType::fp32, Recompute::none, 1}, Device{}, available);
+        const std::string advice = change_that_fits({config, spec, DType::fp32, Recompute::none, 1},
+                                                    Device{}, {available});
         std::istringstream words(advice);
         std::vector<std::string> settings;
         int ranks = 1;
@@ -413,13 +415,13 @@ TEST_CASE("a change that is said to fit fits", "[plan]") {
             least.batch.micro_batch = 1;
             least.memory.recompute = "block";
             least.parallel.zero = 3;
-            CHECK(fit(least, available, sequences).bytes > available);
+            CHECK(fit(least, available, sequences).memory.device > available);
             continue;
         }
         kinds.insert(ranks > 1 ? "ranks" : "settings");
         CHECK((ranks > 1 || !settings.empty()));
         const Config changed = parse_config(to_json(config), "changed", settings);
-        CHECK(fit(changed, available, ranks).bytes <= available);
+        CHECK(fit(changed, available, ranks).memory.device <= available);
     }
     CHECK(kinds.contains("settings"));
 }
@@ -459,7 +461,7 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
                     least = std::min(least, bytes(zero, tensor * sequences, T, tensor));
         const auto advice = [&](uint64_t available) {
             return change_that_fits({config, spec, DType::fp32, Recompute::none, 1}, Device{},
-                                    available);
+                                    {available});
         };
         CAPTURE(sequences, to_json(config), advice(least), advice(least - 1));
         CHECK(contains(advice(least), "it fits"));
@@ -509,7 +511,7 @@ TEST_CASE("every preset has a plan on the fewest ranks that its mesh has and on 
             const int ranks = data_ranks * config.parallel.tensor;
             if (config.batch.micro_batch > 0 && config.micro_batches_per_step() < data_ranks)
                 continue;
-            const Fit fit = fit_into(uint64_t{1} << 50,
+            const Fit fit = fit_into({uint64_t{1} << 50},
                                      {config, spec, DType::bf16, Recompute::none, ranks}, Device{});
             CHECK(fit.recompute == Recompute::none);
             CHECK(config.batch.tokens_per_step %

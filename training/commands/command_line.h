@@ -57,7 +57,10 @@ struct CommandLine {
     bool print_config = false;
     bool quiet = false;
     int world = 1;
-    std::string picture;  // plan: file for the pipeline's schedule
+    // plan
+    std::string picture;     // file for the pipeline's schedule
+    std::string gpu;         // one that is not here
+    uint64_t gpu_bytes = 0;  // its memory; 0: as its datasheet says
 
     // sweep
     SweepOptions sweep;

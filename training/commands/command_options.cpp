@@ -142,13 +142,19 @@ void add_sweep_command(CLI::App& app, CommandLine& line) {
     sweep->add_flag("--json", line.sweep.json, "Print the result as JSON");
 }
 
-void add_plan_command(CLI::App& app, CommandLine& line) {
+void add_plan_command(CLI::App& app, CommandLine& line, std::string& memory) {
     CLI::App* plan = app.add_subcommand(
         "plan", "Print parameters, FLOPs and memory of a run, without starting it");
     add_config(plan, line);
     plan->add_option("--world", line.world, "Number of ranks")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
+    plan->add_option("--gpu", line.gpu,
+                     "Plan for GPUs that are not here, such as rtx4090, by their datasheet")
+        ->type_name("NAME");
+    plan->add_option("--memory", memory,
+                     "Plan for GPUs that are not here, with so much memory each, such as 24GiB")
+        ->type_name("SIZE");
     plan->add_option(
             "--picture", line.picture,
             "Also draw the schedule of the pipeline, and the micro-batches in flight (SVG)")
@@ -417,16 +423,16 @@ void add_config_command(CLI::App& app, CommandLine& line) {
 
 }  // namespace
 
-void add_commands(CLI::App& app, CommandLine& line, ExportWords& words) {
+void add_commands(CLI::App& app, CommandLine& line, OptionWords& words) {
     add_tokenize_command(app, line);
     add_train_command(app, line);
     add_sweep_command(app, line);
     add_supervise_command(app, line);
-    add_plan_command(app, line);
+    add_plan_command(app, line, words.gpu_memory);
     add_sample_command(app, line);
     add_eval_command(app, line);
     add_import_command(app, line);
-    add_export_command(app, line, words);
+    add_export_command(app, line, words.exporting);
     add_selfcheck_command(app, line);
     add_verify_command(app, line.verifying);
     add_report_command(app, line);

@@ -17,9 +17,15 @@ struct ExportWords {
     const CLI::Option* max_shard_size_option = nullptr;
 };
 
+/// Words of options that are parsed after the whole command line is known.
+struct OptionWords {
+    ExportWords exporting;
+    std::string gpu_memory;  // plan --memory
+};
+
 /// Declares the command `verify` (verify_options.cpp).
 void add_verify_command(CLI::App& app, VerifyOptions& options);
 /// Declares the commands and their options, which set `line` and `words` when `app` parses.
-void add_commands(CLI::App& app, CommandLine& line, ExportWords& words);
+void add_commands(CLI::App& app, CommandLine& line, OptionWords& words);
 
 }  // namespace train_gpt

@@ -92,7 +92,7 @@ CommandLine parse_command_line(int argc, char** argv) {
     app.add_flag("--version", version_wanted,
                  "Print version, build, and the libraries and devices found");
 
-    ExportWords words;
+    OptionWords words;
     add_commands(app, line, words);
 
     try {
@@ -129,7 +129,8 @@ CommandLine parse_command_line(int argc, char** argv) {
         throw UsageError(
             "tokenize needs a vocabulary: give --train-vocab N to train one on the text, or "
             "--tokenizer PATH");
-    resolve(words, line.exporting);
+    resolve(words.exporting, line.exporting);
+    if (!words.gpu_memory.empty()) line.gpu_bytes = bytes_from(words.gpu_memory, "--memory");
     require_comparable(line.report);
     return line;
 }

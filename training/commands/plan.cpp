@@ -13,10 +13,15 @@ namespace train_gpt::commands {
 
 int plan(const CommandLine& line) {
     const Config config = load_config(line, line.world);
-    const Device device = open_device(config.device);
+    const bool is_elsewhere = !line.gpu.empty() || line.gpu_bytes > 0;
+    if (is_elsewhere && config.device == "cpu")
+        throw Error(
+            "--gpu and --memory are for a GPU, but device is \"cpu\"; leave it at \"auto\"");
+    const PlanTarget target = is_elsewhere ? gpu_elsewhere(line.gpu, line.gpu_bytes)
+                                           : PlanTarget(open_device(config.device));
     if (!line.picture.empty())
-        write_file(line.picture, planned_picture(config, device, line.world));
-    const PlanReport report = plan_report(config, device, line.world);
+        write_file(line.picture, planned_picture(config, target, line.world));
+    const PlanReport report = plan_report(config, target, line.world);
     std::fputs(report.text.c_str(), stdout);
     if (!line.picture.empty()) std::printf("wrote %s\n", printable(line.picture).c_str());
     std::fflush(stdout);

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "training/decisions.h"
 #include "training/plan/fit.h"
+#include "training/plan/plan_target.h"
 
 namespace train_gpt {
 
@@ -57,14 +58,16 @@ ResolvedConfig resolve_here(const Config& given, int ranks, int local_ranks) {
         config = resolve(config, spec, dtype);
         const Choices kept = kept_choices(given);
         const RunShape shape(with_kept_sums(given, kept), spec, dtype, Recompute::none, ranks);
-        const uint64_t available = memory_for_a_rank(device, shape.mesh, local_ranks);
+        const DeviceAndHost available = memory_for_a_rank(device, shape.mesh, local_ranks);
         const bool keeps = kept_fit(kept, available, shape, device).has_value();
-        if (!keeps && weighs_speeds(shape))
+        if (!keeps && weighs_link(shape))
             resolved.notes.emplace_back(
                 "parallel.zero is chosen for a link whose speed is assumed; a run measures its "
                 "own");
-        const Choices chosen = choose_by_memory(kept, available, shape, device,
-                                                keeps ? Speeds{} : planned_speeds(shape, device));
+        const Speeds speeds = keeps ? Speeds{} : planned_speeds(device, available, shape);
+        const Choices chosen = choose_by_memory(kept, available, shape, device, speeds);
+        const Offload offload = offload_with(chosen, available, shape, device, speeds);
+        config.memory.offload = shape.with_offload(offload).config.memory.offload;
         config.batch.micro_batch = chosen.micro_batch;
         config.memory.recompute = recompute_from(chosen.recompute);
         config.parallel.zero = chosen.zero;

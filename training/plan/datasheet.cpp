@@ -1,24 +1,59 @@
 #include "training/plan/datasheet.h"
 
+#include <cctype>
+#include <string>
+
+#include "base/error.h"
+
 namespace train_gpt {
 
 namespace {
 
-struct Gpu {
-    std::string_view name;  // a part of it that begins a word
-    int multiprocessors;
-    double teraflops;
+// NVIDIA's datasheets and, for GeForce, its architecture whitepapers; figures with sparsity are
+// halved. The first name that fits counts.
+constexpr Gpu gpus[] = {
+    {"A100", "a100-80", 108, 312, 80, 80},
+    {"A100", "a100-40", 108, 312, 40, 80},
+    {"A800", "a800", 108, 312, 80, 80},
+    {"A30", "a30", 56, 165, 24, 80},
+    {"H100 NVL", "h100-nvl", 132, 835, 94, 90, true},
+    {"H100 PCIe", "h100-pcie", 114, 756, 80, 90, true},
+    {"H100", "h100", 132, 989.4, 80, 90, true},
+    {"H800 PCIe", "h800-pcie", 114, 756, 80, 90, true},
+    {"H800", "h800", 132, 989.4, 80, 90, true},
+    {"H200 NVL", "h200-nvl", 132, 835, 141, 90, true},
+    {"H200", "h200", 132, 989.4, 141, 90, true},
+    {"GH200", "gh200", 132, 989.4, 96, 90, true},
+    {"H20", "h20", 78, 148, 96, 90, true},
+    {"B200", "b200", 148, 2250, 180, 100, true},
+    {"L40S", "l40s", 142, 362, 48, 89},
+    {"L40", "l40", 142, 181, 48, 89},
+    {"L4", "l4", 58, 121, 24, 89},
+    {"A10", "a10", 72, 125, 24, 86},
+    {"RTX 3090", "rtx3090", 82, 71, 24, 86},
+    {"RTX 4090", "rtx4090", 128, 165.2, 24, 89},
+    {"RTX 5090", "rtx5090", 170, 209.5, 32, 120, true},
 };
 
-// NVIDIA's datasheets, whose figures with sparsity are halved. The first name that fits counts.
-constexpr Gpu gpus[] = {{"A100", 108, 312},      {"A800", 108, 312},      {"A30", 56, 165},
-                        {"H100 NVL", 132, 835},  {"H100 PCIe", 114, 756}, {"H100", 132, 989.4},
-                        {"H800 PCIe", 114, 756}, {"H800", 132, 989.4},    {"H200 NVL", 132, 835},
-                        {"H200", 132, 989.4},    {"GH200", 132, 989.4},   {"H20", 78, 148},
-                        {"B200", 148, 2250},     {"L40S", 142, 362},      {"L40", 142, 181},
-                        {"RTX 4090", 128, 165.2}};
+std::string plain(std::string_view text) {
+    std::string result;
+    for (const char c : text)
+        if (c != ' ' && c != '-' && c != '_')
+            result += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return result;
+}
 
 }  // namespace
+
+const Gpu& gpu_named(std::string_view key) {
+    std::string known;
+    for (const Gpu& gpu : gpus) {
+        if (plain(gpu.key) == plain(key)) return gpu;
+        known += concat(known.empty() ? "" : ", ", gpu.key);
+    }
+    throw Error("no GPU \"", key, "\" is known; these are: ", known,
+                "; for another one, give its memory, such as --memory 24GiB");
+}
 
 double datasheet_flops(std::string_view name, int multiprocessors) {
     for (const Gpu& gpu : gpus) {

@@ -7,6 +7,20 @@
 
 namespace train_gpt {
 
+struct Gpu {
+    std::string_view name;  // a part of CUDA's name for it, which begins a word
+    std::string_view key;   // how users name it
+    int multiprocessors;
+    double teraflops;  // of tensor cores that multiply bf16 without sparsity and add in fp32
+    int memory_gib;
+    int architecture;        // 80 for sm_80
+    bool has_pcie5 = false;  // else PCIe 4.0
+};
+
+/// A GPU by its key, whatever its case, with or without spaces and hyphens. Throws Error with all
+/// keys if there is none.
+const Gpu& gpu_named(std::string_view key);
+
 /// FLOP/s of a GPU's tensor cores that multiply bf16 without sparsity and add in fp32. `name`: the
 /// GPU's name, as CUDA gives it. Returns 0 if the GPU is not in the table, or if it has another
 /// number of multiprocessors than in the table: a slice of a GPU (MIG) has fewer.

@@ -42,7 +42,8 @@ class StepTime {
                      (efficiency * speeds.flops);
     }
 
-    double of(const RunShape& shape) const {
+    /// offloaded_state: bytes of the optimizer's state in the host's memory.
+    double of(const RunShape& shape, int64_t offloaded_state) const {
         constexpr double cost[] = {1, 1.04, 1.33};  // by recompute level
         const Config& config = shape.config;
         const int ranks = shape.mesh.size(Axis::data);
@@ -54,7 +55,7 @@ class StepTime {
         const double compute = static_cast<double>(busiest) * micro_batch;
         const bool in_every_one = sharding_of(shape, 0).reduces_each();
         return compute + exposed(shape, in_every_one ? compute : micro_batch) +
-               offloaded(shape, compute, busiest);
+               offloaded(shape, offloaded_state, compute, busiest);
     }
 
   private:
@@ -68,20 +69,11 @@ class StepTime {
     }
 
     /// What offloading adds to so much time of computing so many micro-batches.
-    double offloaded(const RunShape& shape, double compute, int64_t micro_batches) const {
-        const Offload offload = shape.offload();
+    double offloaded(const RunShape& shape, int64_t state, double compute,
+                     int64_t micro_batches) const {
         if (speeds_.host == 0 || speeds_.flops == 0) return 0;
-        double time = 0;
-        if (offload.optimizer) {
-            const Sharding sharding = sharding_of(shape, 0);
-            int64_t held = 0;
-            for (const Parameter& p : registry_of_rank(shape, 0).parameters)
-                held += p.padded_numel();
-            if (sharding.is_split()) held /= sharding.size;
-            time +=
-                static_cast<double>(held) * (shape.dtype == DType::bf16 ? 12 : 8) / speeds_.host;
-        }
-        if (offload.activations) {
+        double time = static_cast<double>(state) / speeds_.host;
+        if (shape.offload().activations) {
             const Config& config = shape.config;
             const double tokens = double(config.batch.micro_batch) * config.sequence_length() /
                                   (config.parallel.context * config.parallel.tensor),
@@ -104,8 +96,14 @@ std::string settings_of(const Config& from, const Config& to) {
     std::string settings;
     for (auto [key, value] : config_values(to)) {
         if (value == before.at(key)) continue;
-        std::erase(value, '"');  // JSON's quotes around a string
-        settings += concat(settings.empty() ? " with --set " : " --set ", key, "=", value);
+        settings += settings.empty() ? " with --set " : " --set ";
+        if (value.starts_with("[")) {  // for a shell
+            std::erase(value, ' ');
+            settings += concat("'", key, "=", value, "'");
+        } else {
+            std::erase(value, '"');  // JSON's quotes around a string
+            settings += concat(key, "=", value);
+        }
     }
     return settings;
 }
@@ -114,38 +112,42 @@ constexpr int64_t most_ranks = 1 << 20;  // the limit of plan --world
 
 }  // namespace
 
-uint64_t memory_for_a_rank(const Device& device, const MeshLayout& mesh, int local_ranks) {
-    const uint64_t available = memory_available(device);
-    if (!device.is_cuda()) return available / static_cast<uint64_t>(local_ranks);
+uint64_t memory_of_a_gpu(uint64_t free, const MeshLayout& mesh) {
     constexpr uint64_t of_axis = uint64_t{256} << 20;
-    return available - std::min(available, of_axis * std::max(0, axes_of(mesh) - 1));
+    return free - std::min(free, of_axis * std::max(0, axes_of(mesh) - 1));
 }
 
-bool weighs_speeds(const RunShape& shape) {
+DeviceAndHost memory_for_a_rank(const Device& device, const MeshLayout& mesh, int local_ranks) {
+    const uint64_t of_host = memory_available(Device{}) / static_cast<uint64_t>(local_ranks);
+    if (!device.is_cuda()) return {.device = of_host};
+    // Memory that is pinned is lost to the system's file cache and to other programs.
+    return {memory_of_a_gpu(memory_available(device), mesh), of_host / 8 * 7};
+}
+
+bool weighs_link(const RunShape& shape) {
     return !shape.config.parallel.zero && sharding_of(shape, 0).is_split();
 }
 
-Speeds with_host(Speeds speeds, const RunShape& shape, const Device& device, int local_ranks) {
-    if (!device.is_cuda() || offload_of(shape.config)) return speeds;
-    speeds.host = 25e9;
-    speeds.host_memory =
-        memory_available(Device()) / 2 / static_cast<uint64_t>(std::max(1, local_ranks));
-    if (speeds.flops == 0)
+bool weighs_host(const DeviceAndHost& available, const RunShape& shape, const Device& device) {
+    if (!device.is_cuda() || offload_of(shape.config)) return false;
+    const Fit fit = fit_into(available, shape.with_offload({}), device);
+    return !fit.memory.fits(available) || fit.recompute != Recompute::none;
+}
+
+Speeds measured_here(Speeds speeds, const DeviceAndHost& available, const RunShape& shape,
+                     const Device& device) {
+    const bool by_host = weighs_host(available, shape, device);
+    if (by_host) speeds.host = measure_host_link(device);
+    if (by_host || weighs_link(shape))
         speeds.flops = measure_peak_flops(device, shape.dtype, kernel_settings(shape.config));
     return speeds;
 }
 
-Speeds planned_speeds(const RunShape& shape, const Device& device) {
-    constexpr int gpus_of_a_node = 8;
-    const int local_ranks = std::min(shape.mesh.world(), gpus_of_a_node);
-    if (!weighs_speeds(shape)) return with_host({}, shape, device, local_ranks);
+double assumed_link(const RunShape& shape, const Device& device) {
     constexpr double nvlink = 300e9, network = 40e9, shared_memory = 5e9;
-    return with_host(
-        {.flops = measure_peak_flops(device, shape.dtype, kernel_settings(shape.config)),
-         .link = !device.is_cuda()                      ? shared_memory
-                 : shape.mesh.world() <= gpus_of_a_node ? nvlink
-                                                        : network},
-        shape, device, local_ranks);
+    constexpr int gpus_of_a_node = 8;
+    if (!device.is_cuda()) return shared_memory;
+    return shape.mesh.world() <= gpus_of_a_node ? nvlink : network;
 }
 
 RunShape with_choices(const RunShape& shape, const Fit& fit) {
@@ -158,42 +160,51 @@ RunShape with_choices(const RunShape& shape, const Fit& fit) {
 namespace {
 
 /// fit_into() for a stage of ZeRO. `time` is set to the time of the fit's step.
-Fit fit_stage(uint64_t available, const RunShape& shape, const Device& device,
+Fit fit_stage(const DeviceAndHost& available, const RunShape& shape, const Device& device,
               const StepTime& step_time, double& time) {
     const Config& config = shape.config;
     const std::vector<int> possible =
         possible_micro_batches(config, device, shape.mesh.size(Axis::data));
     const auto fit_of = [&](int B, Recompute level) {
         Fit fit{B, level, config.parallel.zero.value(), shape.offload()};
-        const Arena plan = plan_memory(with_choices(shape, fit), device);
-        fit.bytes = plan.total_bytes();
-        fit.host_bytes = plan.bytes(Purpose::offloaded);
+        fit.memory = most_memory(with_choices(shape, fit), device);
         return fit;
     };
     std::vector<Recompute> levels(std::begin(recompute_levels), std::end(recompute_levels));
     if (const std::optional<Recompute> given = config.memory.recompute) levels = {*given};
 
-    const auto time_of = [&](const Fit& fit) { return step_time.of(with_choices(shape, fit)); };
-    const Fit least = fit_of(possible.front(), levels.back());
+    const auto offloaded = [&](const Fit& fit, const Offload& offload) -> int64_t {
+        if (offload == Offload{}) return 0;
+        const RunShape with = with_choices(shape, fit).with_offload(offload);
+        return static_cast<int64_t>(plan_memory(with, device).bytes(Purpose::offloaded));
+    };
+    Fit least = fit_of(possible.front(), levels.back());
+    const int64_t state = offloaded(least, {.optimizer = least.offload.optimizer});
+    const auto time_of = [&](const Fit& fit) {
+        return step_time.of(with_choices(shape, fit), state);
+    };
     time = time_of(least);
-    if (least.bytes > available) return least;
+    least.offloaded = offloaded(least, least.offload);
+    if (!least.memory.fits(available)) return least;
     Fit best = least;
     for (const Recompute level : levels) {
         // More sequences take more memory, so those that fit come first.
         const auto end = std::partition_point(possible.begin(), possible.end(), [&](int B) {
-            return fit_of(B, level).bytes <= available;
+            return fit_of(B, level).memory.fits(available);
         });
         for (auto B = possible.begin(); B != end; ++B) {
             const Fit fit{*B, level, least.zero, least.offload};
             if (const double taken = time_of(fit); taken < time) best = fit, time = taken;
         }
     }
-    return fit_of(best.micro_batch, best.recompute);
+    best = fit_of(best.micro_batch, best.recompute);
+    best.offloaded = offloaded(best, best.offload);
+    return best;
 }
 
 }  // namespace
 
-Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
+Fit fit_into(const DeviceAndHost& available, const RunShape& shape, const Device& device,
              const Speeds& speeds) {
     std::vector<int> stages = {1, 2, 3};
     const bool is_open = !shape.config.parallel.zero;
@@ -202,33 +213,38 @@ Fit fit_into(uint64_t available, const RunShape& shape, const Device& device,
     else if (!sharding_of(shape, 0).is_split())
         stages = {1};  // the others would do the same
     std::vector<Offload> offloads = {device.is_cuda() ? shape.offload() : Offload{}};
-    const bool chooses_offload = !offload_of(shape.config) && speeds.host_memory > 0;
+    const bool chooses_offload = device.is_cuda() && !offload_of(shape.config);
     if (chooses_offload) offloads = {{}, {.activations = true}, {.optimizer = true}, {true, true}};
+    const bool weighs_offload = chooses_offload && speeds.host > 0 && speeds.flops > 0;
     Speeds deciding = speeds;
     if (!is_open) deciding.link = 0;
-    if (!is_open && !chooses_offload) deciding.flops = 0;
+    if (!is_open && !weighs_offload) deciding.flops = 0;
     const StepTime step_time(shape, device, deciding);
+    constexpr double gain = 0.95;  // of the time, since offloading has costs that are not estimated
     std::optional<Fit> best;
     double least_time = 0;
     for (const Offload& offload : offloads) {
-        if (best && best->bytes <= available && best->offload == Offload{}) break;
+        const bool best_fits_before = best && best->memory.fits(available);
+        if (best_fits_before && !weighs_offload) break;
         for (const int stage : stages) {
             double time = 0;
             const Fit fit = fit_stage(available, shape.with_zero(stage).with_offload(offload),
                                       device, step_time, time);
-            if (chooses_offload && fit.host_bytes > speeds.host_memory) continue;
-            const bool fits = fit.bytes <= available, best_fits = best && best->bytes <= available;
+            if (best_fits_before && offload != best->offload) time /= gain;
+            const bool fits = fit.memory.fits(available),
+                       best_fits = best && best->memory.fits(available);
             const bool is_better =
                 !best || (fits && !best_fits) ||
-                (fits == best_fits && (fits ? time < least_time : fit.bytes < best->bytes));
+                (fits == best_fits &&
+                 (fits ? time < least_time : fit.memory.device < best->memory.device));
             if (is_better) best = fit, least_time = time;
         }
     }
     return *best;
 }
 
-std::optional<Fit> kept_fit(const Choices& kept, uint64_t available, const RunShape& shape,
-                            const Device& device, const Speeds& speeds) {
+std::optional<Fit> kept_fit(const Choices& kept, const DeviceAndHost& available,
+                            const RunShape& shape, const Device& device, const Speeds& speeds) {
     RunShape as_kept = shape;
     Config& config = as_kept.config;
     if (config.batch.micro_batch == 0) config.batch.micro_batch = kept.micro_batch;
@@ -237,12 +253,12 @@ std::optional<Fit> kept_fit(const Choices& kept, uint64_t available, const RunSh
     if (!config.parallel.zero && kept.zero > 0) config.parallel.zero = kept.zero;
     const bool feeds =
         config.batch.micro_batch == 0 || can_feed(config, shape.mesh.size(Axis::data));
-    if (!feeds || weighs_speeds(as_kept)) return {};
+    if (!feeds || weighs_link(as_kept)) return {};
     const Fit fit = fit_into(available, as_kept, device, speeds);
-    return fit.bytes <= available ? std::optional(fit) : std::nullopt;
+    return fit.memory.fits(available) ? std::optional(fit) : std::nullopt;
 }
 
-Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape& shape,
+Choices choose_by_memory(const Choices& kept, const DeviceAndHost& available, const RunShape& shape,
                          const Device& device, const Speeds& speeds) {
     const std::optional<Fit> as_kept = kept_fit(kept, available, shape, device, speeds);
     const Fit fit = as_kept ? *as_kept : fit_into(available, shape, device, speeds);
@@ -252,8 +268,20 @@ Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape
             .sums = shape.config.parallel.sums};
 }
 
-bool saves_in_background(const RunShape& shape, const Device& device, uint64_t available,
-                         int local_ranks) {
+Offload offload_with(const Choices& chosen, const DeviceAndHost& available, const RunShape& shape,
+                     const Device& device, const Speeds& speeds) {
+    Config fixed = shape.config;
+    fixed.batch.micro_batch = chosen.micro_batch;
+    fixed.memory.recompute = recompute_from(chosen.recompute);
+    fixed.parallel.zero = chosen.zero;
+    return fit_into(available,
+                    {fixed, shape.spec, shape.dtype, Recompute::none, shape.mesh.world()}, device,
+                    speeds)
+        .offload;
+}
+
+bool saves_in_background(const RunShape& shape, const Device& device,
+                         const DeviceAndHost& available) {
     if (shape.config.checkpoint.every == 0) return false;
     const std::optional<bool> given = shape.config.checkpoint.async;
     if (given) return *given;
@@ -261,14 +289,11 @@ bool saves_in_background(const RunShape& shape, const Device& device, uint64_t a
     if (shape.offload().optimizer) return false;
     RunShape with = shape;
     with.config.checkpoint.async = true;
-    const Arena plan = plan_memory(with, device);
-    if (!device.is_cuda()) return plan.total_bytes() <= available;
-    const auto ranks = static_cast<uint64_t>(local_ranks);
-    return (plan.bytes(Purpose::saving) + plan.bytes(Purpose::offloaded)) * ranks <=
-           memory_available(Device()) / 2;
+    return most_memory(with, device).fits({available.device, available.host / 2});
 }
 
-std::string change_that_fits(const RunShape& shape, const Device& device, uint64_t available) {
+std::string change_that_fits(const RunShape& shape, const Device& device,
+                             const DeviceAndHost& available) {
     const Config& config = shape.config;
     const int ranks = shape.mesh.world();
     const auto on_ranks = [&](const Config& changed, int on) {
@@ -276,9 +301,11 @@ std::string change_that_fits(const RunShape& shape, const Device& device, uint64
     };
     const auto try_with = [&](Config changed, int on) -> std::string {
         const Fit fit = fit_into(available, on_ranks(changed, on), device);
-        if (fit.bytes > available) return "";
+        if (!fit.memory.fits(available)) return "";
         if (config.batch.micro_batch > 0) changed.batch.micro_batch = fit.micro_batch;
         if (!config.memory.recompute.is_auto()) changed.memory.recompute = fit.recompute;
+        if (offload_of(config) && !offload_of(changed))
+            changed = on_ranks(changed, on).with_offload(fit.offload).config;
         return concat("it fits",
                       on > ranks ? concat(" on ", on, " ranks with as much memory each") : "",
                       settings_of(config, changed));
@@ -287,6 +314,8 @@ std::string change_that_fits(const RunShape& shape, const Device& device, uint64
     open.memory.recompute = std::nullopt;
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;
     open.batch.micro_batch = 0;
+    if (const std::string found = try_with(open, ranks); !found.empty()) return found;
+    open.memory.offload = {"auto"};
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;
     // Exact sums need memory for the gradients of a block, the embedding or the head.
     Config in_fp32 = open;
@@ -344,10 +373,10 @@ Arena allocate(const Arena& plan, const RunShape& shape) {
     try {
         return allocate(plan);
     } catch (const Error& error) {
-        const uint64_t available = memory_for_a_rank(plan.device(), shape.mesh);
+        const DeviceAndHost available = memory_for_a_rank(plan.device(), shape.mesh);
         throw Error(
             Lines{error.what()},
-            !plan.device().is_cuda() && plan.total_bytes() <= available
+            !plan.device().is_cuda() && plan.total_bytes() <= available.device
                 ? "the machine has that much, so a limit of this process forbids it; see ulimit -v"
                 : change_that_fits(shape, plan.device(), available));
     }

@@ -42,11 +42,22 @@ Arena plan_memory(const RunShape& shape, const Device& device, std::optional<int
     return std::move(*fullest);
 }
 
-std::vector<uint64_t> memory_of_stages(const RunShape& shape, const Device& device) {
-    std::vector<uint64_t> memory;
-    for (const int rank : shape.mesh.first_ranks(Axis::pipeline))
-        memory.push_back(plan_memory(shape, device, rank).total_bytes());
+std::vector<DeviceAndHost> memory_of_stages(const RunShape& shape, const Device& device) {
+    std::vector<DeviceAndHost> memory;
+    for (const int rank : shape.mesh.first_ranks(Axis::pipeline)) {
+        const Arena plan = plan_memory(shape, device, rank);
+        memory.push_back({plan.total_bytes(), plan.host_bytes()});
+    }
     return memory;
+}
+
+DeviceAndHost most_memory(const RunShape& shape, const Device& device) {
+    DeviceAndHost most;
+    for (const DeviceAndHost& stage : memory_of_stages(shape, device)) {
+        most.device = std::max(most.device, stage.device);
+        most.host = std::max(most.host, stage.host);
+    }
+    return most;
 }
 
 Arena allocate(const Arena& plan) {
@@ -58,8 +69,7 @@ Arena allocate(const Arena& plan) {
 }
 
 std::string label_of(Purpose purpose, const Device& device) {
-    return concat(name_of(purpose),
-                  is_on_host(purpose) && device.is_cuda() ? " (host)" : "");
+    return concat(name_of(purpose), is_on_host(purpose) && device.is_cuda() ? " (host)" : "");
 }
 
 std::string memory_table(const Arena& plan) {

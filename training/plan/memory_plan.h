@@ -15,11 +15,23 @@ namespace train_gpt {
 inline constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
                                                  Recompute::block};
 
+/// Bytes of memory: of the device, and of the host beside a GPU.
+struct DeviceAndHost {
+    uint64_t device = 0, host = 0;
+
+    /// Whether so much is there.
+    bool fits(const DeviceAndHost& available) const {
+        return device <= available.device && host <= available.host;
+    }
+};
+
 /// Memory of a rank, counted by a Trainer over a counting arena; without `rank`, of the rank whose
 /// stage of the pipeline needs the most.
 Arena plan_memory(const RunShape& shape, const Device& device, std::optional<int> rank = {});
 /// The bytes of a rank of each place on the pipeline axis.
-std::vector<uint64_t> memory_of_stages(const RunShape& shape, const Device& device);
+std::vector<DeviceAndHost> memory_of_stages(const RunShape& shape, const Device& device);
+/// The most that a rank needs of each.
+DeviceAndHost most_memory(const RunShape& shape, const Device& device);
 
 /// Allocates the memory of a plan. Throws Error if there is not enough memory; the message says
 /// what takes how much.

@@ -68,6 +68,31 @@ double measure_peak_flops(const Device& device, DType dtype, const KernelSetting
                : rate;
 }
 
+double measure_host_link(const Device& device) {
+    constexpr size_t bytes = size_t{64} << 20;
+    constexpr Purpose purposes[] = {Purpose::workspaces, Purpose::staging};
+    Arena plan = Arena::counting(device);
+    for (const Purpose purpose : purposes) plan.take(2 * bytes, purpose);
+    Arena arena(device, plan);
+    char* on[2];
+    for (int i = 0; i < 2; ++i) on[i] = static_cast<char*>(arena.take(2 * bytes, purposes[i]));
+    std::memset(on[1], 0, 2 * bytes);
+    Stream in(device), out(device);
+    clear(out, on[0], 2 * bytes);
+    constexpr int repeats = 3;
+    double best = 0;
+    for (int i = 0; i < repeats; ++i) {
+        out.synchronize();
+        const Stopwatch copies;
+        copy(in, on[0], on[1], bytes);
+        copy(out, on[1] + bytes, on[0] + bytes, bytes);
+        in.synchronize();
+        out.synchronize();
+        best = std::max(best, static_cast<double>(bytes) / copies.seconds());
+    }
+    return best;
+}
+
 double measure_bandwidth(const Device& device) {
     const size_t bytes = size_t{device.is_cuda() ? 1024u : 128u} << 20;
     Arena plan = Arena::counting(device);

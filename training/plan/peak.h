@@ -10,6 +10,10 @@ namespace train_gpt {
 /// through linear_forward. Takes 0.25 to 2 seconds, and up to twice that on a GPU.
 double measure_peak_flops(const Device& device, DType dtype, const KernelSettings& settings = {});
 
+/// Bytes per second in each direction between a GPU and this host's pinned memory, while copies run
+/// in both. Takes a few milliseconds, and 2 · 64 MiB of either memory.
+double measure_host_link(const Device& device);
+
 /// Bytes per second, reads plus writes, of a copy that is too large for any cache. Takes a fraction
 /// of a second.
 double measure_bandwidth(const Device& device);

@@ -34,7 +34,7 @@ PipelineTimes stage_flops(const RunShape& shape) {
     return times;
 }
 
-std::string pipeline_table(const RunShape& shape, const std::vector<uint64_t>& memory) {
+std::string pipeline_table(const RunShape& shape, const std::vector<DeviceAndHost>& memory) {
     const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(shape));
     const int p = schedule.shape.ranks, m = schedule.shape.micro_batches;
     if (p == 1) return "";
@@ -54,17 +54,17 @@ std::string pipeline_table(const RunShape& shape, const std::vector<uint64_t>& m
         }
         const double idle = timeline.idle[static_cast<size_t>(r)] / timeline.makespan;
         text += formatted("  %4d %12s %13.1f%% %10s   %s\n", r,
-                          format_bytes(memory[static_cast<size_t>(r)]).c_str(), 100 * idle,
+                          format_bytes(memory[static_cast<size_t>(r)].device).c_str(), 100 * idle,
                           of_layers.c_str(), in_flight.c_str());
     }
     return text;
 }
 
-std::string planned_picture(const RunShape& shape, const std::vector<uint64_t>& memory) {
+std::string planned_picture(const RunShape& shape, const std::vector<DeviceAndHost>& memory) {
     const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(shape));
     const PipelineTimeline timeline = simulate(schedule, stage_flops(shape));
     std::vector<std::string> of_ranks;
-    for (const uint64_t bytes : memory) of_ranks.push_back(format_bytes(bytes));
+    for (const DeviceAndHost& of_rank : memory) of_ranks.push_back(format_bytes(of_rank.device));
     const PipelineShape& of = schedule.shape;
     return pipeline_picture(
         schedule, timeline,

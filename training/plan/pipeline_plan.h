@@ -6,6 +6,7 @@
 
 #include "parallel/pipeline/pipeline_simulation.h"
 #include "training/config/layout.h"
+#include "training/plan/memory_plan.h"
 
 namespace train_gpt {
 
@@ -17,11 +18,11 @@ namespace train_gpt {
 PipelineTimes stage_flops(const RunShape& shape);
 
 /// The bubble of a step with the most micro-batches, and of each pipeline rank: layers and
-/// micro-batches in flight by stage, idle share, and memory (bytes of each pipeline rank); empty
+/// micro-batches in flight by stage, idle share, and device memory of each pipeline rank; empty
 /// without a pipeline. config.batch.micro_batch must be given.
-std::string pipeline_table(const RunShape& shape, const std::vector<uint64_t>& memory);
+std::string pipeline_table(const RunShape& shape, const std::vector<DeviceAndHost>& memory);
 
 /// The picture of that schedule (training/report/pipeline_picture.h).
-std::string planned_picture(const RunShape& shape, const std::vector<uint64_t>& memory);
+std::string planned_picture(const RunShape& shape, const std::vector<DeviceAndHost>& memory);
 
 }  // namespace train_gpt

@@ -37,8 +37,9 @@ std::string traffic_line(const RunShape& shape) {
 }
 
 /// The shares of collectives in a GPU's multiprocessors, if groups have any.
-std::string shares_line(const RunShape& shape, const Device& device) {
-    const int available = multiprocessors(device);
+std::string shares_line(const RunShape& shape, const PlanTarget& target) {
+    const int available =
+        target.is_here() ? multiprocessors(target.device) : target.multiprocessors;
     const std::string shares = describe(group_ctas(shape.mesh.world(), mesh_sizes(shape.config),
                                                    available, shape.config.parallel.nccl_max_ctas),
                                         available);
@@ -167,7 +168,7 @@ std::string muon_line(const RunShape& shape, double step_flops) {
 }
 
 /// Model, FLOPs, step, run and device, one line each.
-std::string describe_shape(const RunShape& shape, const Device& device) {
+std::string describe_shape(const RunShape& shape, const PlanTarget& target) {
     const Config& config = shape.config;
     const DecoderSpec& spec = shape.spec;
     const int world = shape.mesh.world();
@@ -199,10 +200,13 @@ std::string describe_shape(const RunShape& shape, const Device& device) {
                    " of ", config.batch.micro_batch, " × ", T, " tokens, on ", world, " rank",
                    world == 1 ? "" : "s", ": ", micro_batches / data_ranks, " to ",
                    (micro_batches + data_ranks - 1) / data_ranks, " each\n");
-    if (world > 1) text += traffic_line(shape) + shares_line(shape, device);
+    if (world > 1) text += traffic_line(shape) + shares_line(shape, target);
     text += run_lines(config, spec);
-    return text + concat("device       ", device.is_cuda() ? "CUDA" : "CPU", ", ",
-                         name_of(shape.dtype), "\n");
+    return text + concat("device       ",
+                         !target.is_here()         ? concat(target.gpu, ", which is not here")
+                         : target.device.is_cuda() ? "CUDA"
+                                                   : "CPU",
+                         ", ", name_of(shape.dtype), "\n");
 }
 
 }  // namespace
@@ -219,64 +223,89 @@ std::string stage_text(const Config& given, const Fit& fit, const Speeds& speeds
 }
 
 /// What is chosen, or asked for, to be in the host's memory.
-std::string offload_text(const Fit& fit) {
+std::string offload_text(const Config& given, const Fit& fit, const PlanTarget& target,
+                         const Speeds& speeds) {
     std::string text;
     for (const auto& [is_offloaded, name] :
          {std::pair{fit.offload.optimizer, "optimizer"}, {fit.offload.activations, "activations"}})
         if (is_offloaded) text += (text.empty() ? "" : " and ") + std::string(name);
     if (text.empty()) return "";
-    return concat(", memory.offload = ", text, " (", format_bytes(fit.host_bytes),
-                  " of the host's memory)");
+    std::string link;
+    if (!offload_of(given) && speeds.host > 0)
+        link = concat(", for ", formatted("%.0f", speeds.host / 1e9), " GB/s to it, ",
+                      target.is_here() ? "measured" : "assumed");
+    return concat(", memory.offload = ", text, " (",
+                  format_bytes(static_cast<uint64_t>(fit.offloaded)), " of the host's memory", link,
+                  ")");
+}
+
+/// "23.40 GiB available here"
+std::string available_text(const PlanTarget& target, uint64_t bytes) {
+    return concat(format_bytes(bytes), " ",
+                  target.is_here() ? "available here"
+                                   : concat("that the ", target.gpu, " (",
+                                            format_bytes(target.memory), ") should have free"));
 }
 
 }  // namespace
 
-PlanReport plan_report(const Config& given, const Device& device, int world) {
+PlanReport plan_report(const Config& given, const PlanTarget& target, int world) {
+    const Device& device = target.device;
     const std::optional<Tokenizer> tokenizer = tokenizer_there(given);
     const Tokenizer* known = tokenizer ? &*tokenizer : nullptr;
     const DecoderSpec spec = spec_of(given, vocab_size_of(given, known));
     const RunShape asked(given, spec, resolve_dtype(given.precision.dtype, device), Recompute::none,
                          world);
-    const uint64_t available = memory_for_a_rank(device, asked.mesh);
-    const Speeds speeds = planned_speeds(asked, device);
-    const Fit fit = fit_into(available, asked, device, speeds);
+    PlanReport report;
+    report.available = memory_for_a_rank(target, asked.mesh);
+    const Speeds speeds = planned_speeds(target, report.available, asked);
+    const Fit fit = fit_into(report.available, asked, device, speeds);
     RunShape shape = with_choices(asked, fit);
-    shape.config.checkpoint.async = saves_in_background(shape, device, available, 1);
+    shape.config.checkpoint.async = saves_in_background(shape, device, report.available);
 
     std::vector<Arena> plans;
     for (const Recompute level : recompute_levels)
         plans.push_back(plan_memory(shape.with_recompute(level), device));
-    PlanReport report;
-    report.bytes = plans[static_cast<size_t>(fit.recompute)].total_bytes();
+    report.needed = most_memory(shape, device);
+    const bool fits = report.needed.fits(report.available);
     const std::string note = note_on_vocabulary(given, spec, known);
     report.text = concat(
-        describe_shape(shape, device), note.empty() ? "" : "note         " + note + "\n",
+        describe_shape(shape, target), note.empty() ? "" : "note         " + note + "\n",
         "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
         pipeline_table(shape, memory_of_stages(shape, device)),
         "\nbatch.micro_batch = ", fit.micro_batch, ", memory.recompute = ", name_of(fit.recompute),
-        stage_text(given, fit, speeds), offload_text(fit),
+        stage_text(given, fit, speeds), offload_text(given, fit, target, speeds),
         shape.config.saves_in_background() ? ", checkpoint.async = on" : "", ": ",
-        format_bytes(report.bytes), " of ", format_bytes(available), " available here",
-        report.bytes > available ? ": DOES NOT FIT" : "", "\n");
-    report.available = available;
-    if (report.bytes > available)
-        report.problem =
-            concat("the run needs ", format_bytes(report.bytes), " of memory on each rank, and ",
-                   format_bytes(available), " are available here; ",
-                   change_that_fits(asked, device, available));
+        format_bytes(report.needed.device), " of ", available_text(target, report.available.device),
+        fits ? "" : ": DOES NOT FIT", "\n");
+    if (fits) return report;
+    const bool host_is_short = report.needed.device <= report.available.device;
+    report.problem = concat(
+        "the run needs ",
+        host_is_short
+            ? concat(format_bytes(report.needed.host), " of the host's memory on each rank, and ",
+                     format_bytes(report.available.host), " are available here; ")
+            : concat(format_bytes(report.needed.device), " of memory on each rank, and ",
+                     target.is_here()
+                         ? format_bytes(report.available.device) + " are available here"
+                         : "the " + target.gpu + " should have " +
+                               format_bytes(report.available.device) + " free",
+                     "; "),
+        change_that_fits(asked, device, report.available));
     return report;
 }
 
-std::string planned_picture(const Config& given, const Device& device, int world) {
+std::string planned_picture(const Config& given, const PlanTarget& target, int world) {
     if (given.parallel.pipeline == 1)
         throw Error(
             "--picture draws the schedule of a pipeline, and parallel.pipeline is 1; set it to 2 "
             "or more");
+    const Device& device = target.device;
     const RunShape asked(given, spec_of(given, vocab_size_of(given)),
                          resolve_dtype(given.precision.dtype, device), Recompute::none, world);
-    const Speeds speeds = planned_speeds(asked, device);
-    const RunShape shape =
-        with_choices(asked, fit_into(memory_for_a_rank(device, asked.mesh), asked, device, speeds));
+    const DeviceAndHost available = memory_for_a_rank(target, asked.mesh);
+    const Speeds speeds = planned_speeds(target, available, asked);
+    const RunShape shape = with_choices(asked, fit_into(available, asked, device, speeds));
     return planned_picture(shape, memory_of_stages(shape, device));
 }
 

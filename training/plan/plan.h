@@ -11,6 +11,7 @@
 #include "tokenizer/tokenizer.h"
 #include "training/config/layout.h"
 #include "training/plan/memory_plan.h"
+#include "training/plan/plan_target.h"
 
 namespace train_gpt {
 
@@ -23,15 +24,15 @@ std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
 /// What `train_gpt plan` prints. problem: why the run cannot start here; empty if it can.
 struct PlanReport {
     std::string text, problem;
-    uint64_t bytes = 0, available = 0;  // of each rank
+    DeviceAndHost needed, available;  // of each rank
 };
 
 /// Shape, parameters, FLOPs, batch, and memory by purpose for every recompute level, for `world`
 /// ranks. Throws Error if a step cannot feed so many ranks.
-PlanReport plan_report(const Config& config, const Device& device, int world);
+PlanReport plan_report(const Config& config, const PlanTarget& target, int world);
 
 /// The picture of a pipeline's schedule with the micro-batch and recomputation that plan_report()
 /// chooses. Throws Error if there is no pipeline.
-std::string planned_picture(const Config& config, const Device& device, int world);
+std::string planned_picture(const Config& config, const PlanTarget& target, int world);
 
 }  // namespace train_gpt

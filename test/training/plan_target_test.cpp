@@ -1,0 +1,218 @@
+#include "training/plan/plan_target.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <sstream>
+
+#include "base/error.h"
+#include "model/spec.h"
+#include "test/catch.h"
+#include "test/parallel/ranks.h"
+#include "test/random.h"
+#include "test/text.h"
+#include "training/config/config_text.h"
+#include "training/config/load_config.h"
+#include "training/plan/datasheet.h"
+#include "training/plan/fit.h"
+#include "training/plan/plan.h"
+
+using namespace train_gpt;
+
+TEST_CASE("a GPU that is not here is found by its name, however it is written", "[plan]") {
+    CHECK(gpu_named("rtx4090").name == "RTX 4090");
+    CHECK(gpu_named("RTX 4090").memory_gib == 24);
+    CHECK(gpu_named("RTX-4090").architecture == 89);
+    CHECK(gpu_named("A100-40").memory_gib == 40);
+    CHECK(gpu_named("a10080").memory_gib == 80);
+    try {
+        gpu_named("rtx4091");
+        FAIL("an unknown GPU was found");
+    } catch (const Error& error) {
+        for (const char* part : {"\"rtx4091\"", "rtx4090", "--memory"})
+            CHECK(contains(error.what(), part));
+    }
+}
+
+#ifndef TRAIN_GPT_CUDA
+
+TEST_CASE("a build without CUDA does not plan for a GPU", "[plan]") {
+    CHECK_THROWS_AS(gpu_elsewhere("h100", 0), Error);
+}
+
+#else
+
+namespace {
+
+constexpr uint64_t plenty = std::numeric_limits<uint64_t>::max();
+
+/// 4 layers of 256 channels; the settings follow.
+Config config_with(std::vector<std::string> settings) {
+    const std::vector<std::string> first = {"model.family=llama",    "model.n_layer=4",
+                                            "model.n_head=4",        "model.n_embd=256",
+                                            "model.n_ff=768",        "model.n_ctx=256",
+                                            "model.vocab_size=4096", "batch.tokens_per_step=8192",
+                                            "schedule.steps=1",      "parallel.zero=1",
+                                            "checkpoint.async=off"};
+    settings.insert(settings.begin(), first.begin(), first.end());
+    return parse_config("{}", "test", settings);
+}
+
+RunShape shape_of(const Config& config, int ranks = 1) {
+    return {config, spec_of(config, config.model.vocab_size), DType::bf16, Recompute::none, ranks};
+}
+
+Config with_offload(const std::string& words) { return config_with({"memory.offload=" + words}); }
+
+const Device elsewhere = gpu_elsewhere("h100", 0).device;
+
+}  // namespace
+
+TEST_CASE("a plan for a GPU that is not here counts as one that is", "[plan][cuda]") {
+    if (skip_without_gpus(1)) return;
+    const Device here{Device::Kind::cuda, 0};
+    for (int i = 0; i < 4; ++i) {
+        const Config config =
+            config_with({concat("model.n_layer=", random_int(1, 5)),
+                         concat("batch.micro_batch=", 1 << random_int(0, 3)),
+                         i % 2 ? "memory.offload=optimizer" : "memory.offload=activations"});
+        const DeviceAndHost one = most_memory(shape_of(config), here),
+                            other = most_memory(shape_of(config), elsewhere);
+        CHECK(one.device == other.device);
+        CHECK(one.host == other.host);
+        CHECK(one.host > 0);
+    }
+}
+
+TEST_CASE("a plan for a datasheet's GPU says what it has free, and is not measured", "[plan]") {
+    const PlanTarget target = gpu_elsewhere("RTX 4090", 0);
+    const PlanReport report = plan_report(config_with({}), target, 1);
+    CHECK(report.problem.empty());
+    CHECK(report.available.device == (uint64_t{24} << 30) / 40 * 39);
+    CHECK(contains(report.text, "RTX 4090, which is not here, bf16"));
+    CHECK(contains(report.text, "23.40 GiB that the RTX 4090 (24.00 GiB) should have free"));
+    const PlanReport small = plan_report(config_with({}), gpu_elsewhere("", 1 << 20), 1);
+    CHECK(contains(small.problem,
+                   concat("the GPU should have ", format_bytes(small.available.device), " free")));
+}
+
+TEST_CASE("an offload that is asked for must fit into the host's memory", "[plan]") {
+    const Config config = with_offload("optimizer");
+    const auto fits = [&](uint64_t host) {
+        const DeviceAndHost available{plenty, host};
+        return fit_into(available, shape_of(config), elsewhere).memory.fits(available);
+    };
+    const uint64_t needed = fit_into({plenty, plenty}, shape_of(config), elsewhere).memory.host;
+    CHECK(fits(needed));
+    CHECK_FALSE(fits(needed / 2));
+    CHECK(contains(change_that_fits(shape_of(config), elsewhere, {plenty, needed / 2}),
+                   "--set memory.offload=none"));
+}
+
+TEST_CASE("what fits only if something is offloaded is offloaded", "[plan]") {
+    std::set<std::string> seen;
+    const Config open = config_with({});
+    const auto least = [&](const std::string& offload) {
+        return fit_into({0, plenty}, shape_of(with_offload(offload)), elsewhere).memory;
+    };
+    const DeviceAndHost none = least("none"), activations = least("activations"),
+                        optimizer = least("optimizer"),
+                        both = least("[\"optimizer\", \"activations\"]");
+    REQUIRE(both.device < std::min(activations.device, optimizer.device));
+    REQUIRE(std::max(activations.device, optimizer.device) < none.device);
+    for (int i = 0; i < 20; ++i) {
+        const DeviceAndHost available{
+            static_cast<uint64_t>(random_int(static_cast<int64_t>(both.device),
+                                             static_cast<int64_t>(none.device) - 1)),
+            static_cast<uint64_t>(random_int(0, static_cast<int64_t>(5 * both.host)))};
+        const Fit fit = fit_into(available, shape_of(open), elsewhere);
+        const auto fits = [&](const DeviceAndHost& memory) { return memory.fits(available); };
+        CAPTURE(available.device, available.host, fit.memory.device, fit.memory.host);
+        // The choices' least memory fits if anything does.
+        const bool any = fits(activations) || fits(optimizer) || fits(both);
+        CHECK(fit.memory.fits(available) == any);
+        if (!any) continue;
+        const Offload expected = fits(activations) ? Offload{.activations = true}
+                                 : fits(optimizer) ? Offload{.optimizer = true}
+                                                   : Offload{true, true};
+        CHECK(fit.offload == expected);
+        CHECK(fit.offloaded > 0);
+        CHECK(static_cast<uint64_t>(fit.offloaded) <= fit.memory.host);
+        // Where it is forbidden, it is advised.
+        const Config forbidden = with_offload("none");
+        const std::string advice = change_that_fits(shape_of(forbidden), elsewhere, available);
+        REQUIRE(contains(advice, "memory.offload="));
+        std::istringstream words(advice);
+        std::vector<std::string> settings;
+        for (std::string word, before; words >> word; before = word)
+            if (before == "--set") {
+                std::erase(word, '\'');
+                settings.push_back(word);
+                word = "";
+            }
+        const Config changed = parse_config(to_json(forbidden), "changed", settings);
+        CHECK(shape_of(changed).offload() == expected);
+        CHECK(fit_into(available, shape_of(changed), elsewhere).memory.fits(available));
+    }
+}
+
+TEST_CASE("the state is offloaded rather than blocks computed twice, if the host is near",
+          "[plan]") {
+    // Offloading the state saves more than computing element-wise results again, and less than
+    // computing blocks again.
+    Config config;
+    uint64_t available = 0;
+    for (int micro_batch = 1; micro_batch <= 32 && available == 0; micro_batch *= 2) {
+        const auto needed = [&](const char* offload, const char* recompute) {
+            return fit_into({plenty, plenty},
+                            shape_of(config_with({concat("batch.micro_batch=", micro_batch),
+                                                  "parallel.bucket_mb=1",
+                                                  concat("memory.offload=", offload),
+                                                  concat("memory.recompute=", recompute)})),
+                            elsewhere)
+                .memory.device;
+        };
+        const uint64_t offloaded = needed("optimizer", "none");
+        if (needed("none", "elementwise") <= offloaded || needed("none", "block") > offloaded)
+            continue;
+        available = offloaded;
+        config = config_with({concat("batch.micro_batch=", micro_batch), "parallel.bucket_mb=1"});
+    }
+    REQUIRE(available > 0);
+    const auto chosen = [&](double host) {
+        return fit_into({available, plenty}, shape_of(config), elsewhere,
+                        {.flops = 100e12, .host = host});
+    };
+    const Fit near = chosen(1e15), far = chosen(1e6), unknown = chosen(0);
+    CHECK(near.offload == Offload{.optimizer = true});
+    CHECK(near.recompute == Recompute::none);
+    CHECK(far.offload == Offload{});
+    CHECK(far.recompute == Recompute::block);
+    CHECK(unknown.offload == Offload{});
+}
+
+TEST_CASE("each micro-batch must fit into the host's memory, not the fastest alone", "[plan]") {
+    const Config config = config_with({"memory.offload=activations", "memory.recompute=block"});
+    const auto needed = [&](int micro_batch) {
+        Config with = config;
+        with.batch.micro_batch = micro_batch;
+        return fit_into({plenty, plenty}, shape_of(with), elsewhere).memory.host;
+    };
+    REQUIRE(needed(2) < needed(4));
+    const Fit fit = fit_into({plenty, needed(4) - 1}, shape_of(config), elsewhere);
+    CHECK(fit.micro_batch == 2);
+    CHECK(fit.memory.host == needed(2));
+}
+
+TEST_CASE("the host's memory is counted of the stage that needs the most of it", "[plan]") {
+    Config config = config_with({"model.n_layer=9", "parallel.pipeline=2", "batch.micro_batch=1",
+                                 "parallel.layers_per_stage=[1,8]", "memory.offload=optimizer"});
+    const RunShape shape = shape_of(config, 2);
+    uint64_t most = 0;
+    for (const int rank : {0, 1})
+        most = std::max(most, uint64_t{plan_memory(shape, elsewhere, rank).host_bytes()});
+    CHECK(most_memory(shape, elsewhere).host == most);
+    CHECK(fit_into({plenty, plenty}, shape, elsewhere).memory.host >= most);
+}
+
+#endif
