@@ -1,9 +1,12 @@
 #include "training/plan/plan_target.h"
 
 #include <algorithm>
+#include <fstream>
 #include <limits>
 #include <set>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "model/spec.h"
@@ -13,6 +16,7 @@
 #include "test/text.h"
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
+#include "training/config/presets.h"
 #include "training/plan/datasheet.h"
 #include "training/plan/fit.h"
 #include "training/plan/plan.h"
@@ -213,6 +217,35 @@ TEST_CASE("the host's memory is counted of the stage that needs the most of it",
         most = std::max(most, uint64_t{plan_memory(shape, elsewhere, rank).host_bytes()});
     CHECK(most_memory(shape, elsewhere).host == most);
     CHECK(fit_into({plenty, plenty}, shape, elsewhere).memory.host >= most);
+}
+
+TEST_CASE("the table of presets in docs/running.md is what plan says", "[plan]") {
+    std::ifstream lines("docs/running.md");
+    REQUIRE(lines);
+    int rows = 0;
+    for (std::string line; std::getline(lines, line);) {
+        std::vector<std::string> cells;
+        std::istringstream text(line);
+        for (std::string cell; std::getline(text, cell, '|');) {
+            const size_t first = cell.find_first_not_of(' ');
+            cells.push_back(first == cell.npos
+                                ? ""
+                                : cell.substr(first, cell.find_last_not_of(' ') + 1 - first));
+        }
+        if (cells.size() < 8 || !(cells[2] == "RTX 4090" || cells[2] == "H100")) continue;
+        ++rows;
+        const Config config = load_config(find_config(cells[1]).string(), {"tokenizer.path="});
+        const PlanReport report = plan_report(config, gpu_elsewhere(cells[2], 0), 1);
+        CAPTURE(line, report.text);
+        CHECK(report.problem.empty());
+        CHECK(contains(report.text, concat("batch.micro_batch = ", cells[3],
+                                           ", memory.recompute = ", cells[4])));
+        CHECK(contains(report.text, "memory.offload = " + cells[5]) == (cells[5] != "none"));
+        CHECK(contains(report.text, "memory.offload") == (cells[5] != "none"));
+        CHECK(contains(report.text, concat(": ", cells[6], " of ")));
+        CHECK((cells[7].empty() || contains(report.text, concat("(", cells[7], " of the host's"))));
+    }
+    CHECK(rows == 10);
 }
 
 #endif
