@@ -80,7 +80,8 @@ class Struct {
   private:
     Struct& put(int id, int type, const std::string& value) {
         const int step = id - last_;
-        if (step >= 1 && step <= 15 && !chance(8))
+        // All writers begin a struct with the short form, by which files are known.
+        if (step >= 1 && step <= 15 && (bytes_.empty() || !chance(8)))
             bytes_ += static_cast<char>(step << 4 | type);
         else
             bytes_ += static_cast<char>(type) + zigzag(id);
@@ -455,7 +456,7 @@ WrittenParquet write_parquet(const Rows& rows, const ParquetShape& shape) {
         meta.list(3, 8, {varint(shape.column.size()) + shape.column});
         meta.i32(4, shape.footer_codec >= 0 ? shape.footer_codec : shape.codec);
         meta.i64(5, count + shape.more_rows).i64(6, 12345);
-        meta.i64(7, static_cast<int64_t>(chunk.end - chunk.begin));
+        meta.i64(7, static_cast<int64_t>(chunk.end - chunk.begin) + shape.longer);
         meta.i64(9, static_cast<int64_t>(chunk.data) + shape.later);
         if (chunk.has_dictionary)
             meta.i64(11, static_cast<int64_t>(chunk.begin) + shape.later);

@@ -42,6 +42,7 @@ struct ParquetShape {
     int64_t more_packed = 0;     // bytes of each data page
     int64_t more_nulls = 0;      // of each page of version 2
     int64_t more_words = 0;      // of the dictionary
+    int64_t longer = 0;          // bytes of the chunks
     int64_t later = 0;           // bytes by which the chunks begin later
     int level_encoding = 3;
     int footer_codec = -1;  // instead of the right one
