@@ -201,7 +201,7 @@ class Checks:
         column = group.metadata.row_group(3).column(group.metadata.num_columns - 1)
         assert column.path_in_schema == "text"
         whole = bytearray(path.read_bytes())
-        whole[column.data_page_offset + column.total_compressed_size // 2] ^= 0x10
+        whole[(column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size // 2] ^= 0x10
         path.write_bytes(whole)
         said = self.tokenize(path, "--tokenizer", self.vocabulary(), "--out", self.folder / "no",
                              refused=f"{path} is damaged in row group 4 of 10, page ")
