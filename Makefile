@@ -55,7 +55,7 @@ VARIANT := $(subst $(space),-,$(strip $(if $(filter-out 0,$(DEBUG)),debug) $(sub
 B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
-DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/experts kernels/linear kernels/muon model model/families parallel \
+DIRECTORIES := base device tokenizer dataloader dataloader/parquet kernels kernels/attention kernels/experts kernels/linear kernels/muon model model/families parallel \
     $(addprefix parallel/,axes launch net pipeline state watchdog) training $(addprefix training/,commands config evaluations files plan report supervise sweep watch)
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
@@ -82,14 +82,14 @@ endif
 ifneq ($(filter-out clean help format setup quickstart test test-full fuzz build/fuzz/fuzz,$(or $(MAKECMDGOALS),all)),)
 MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh scripts/find-cuda.sh; $(CXX) -dumpfullversion; \
     grep -m1 ^flags /proc/cpuinfo; } 2> /dev/null | cksum) \
-    $(wildcard $(foreach header,dnnl.hpp openssl/ssl.h zlib.h zstd.h xxhash.h pcre2.h utf8proc.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
+    $(wildcard $(foreach header,dnnl.hpp openssl/ssl.h zlib.h zstd.h snappy-c.h lz4.h xxhash.h pcre2.h utf8proc.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
         /usr/include/$(header) /usr/include/*/$(header) /usr/local/include/$(header)) /usr/local/cuda/bin/nvcc /opt/cuda/bin/nvcc \
         $(addsuffix /nccl.h,/usr/local/cuda/include /usr/include) \
         $(addsuffix /cudnn_frontend.h,third_party/*/include /usr/local/cuda/include /usr/include) \
         $(addsuffix /include/cudnn.h,$(CUDNN_PATH) $(CONDA_PREFIX) $(VIRTUAL_ENV)/lib/python3*/site-packages/nvidia/cudnn))
 SETTINGS := $(subst $(comma),;,$(CONFIGURE) $(MACHINE))
 include $(B)/config.mk
-ifneq ($(and $(HAVE_ONEDNN),$(HAVE_TLS),$(HAVE_ZLIB),$(HAVE_ZSTD),$(HAVE_CUDA),$(HAVE_MPI),$(CONFIGURED)),$(SETTINGS))
+ifneq ($(and $(HAVE_ONEDNN),$(HAVE_TLS),$(HAVE_ZLIB),$(HAVE_ZSTD),$(HAVE_SNAPPY),$(HAVE_LZ4),$(HAVE_CUDA),$(HAVE_MPI),$(CONFIGURED)),$(SETTINGS))
 $(B)/config.mk: $(if $(MAKE_RESTARTS),,FORCE)
 endif
 endif
@@ -130,7 +130,7 @@ STANDARD := algorithm array atomic cmath cstdint cstdio cstring filesystem funct
 KERNEL_FLAGS := $(filter -O3,$(OPTIMISE:-O2=-O3)) -march=$(MARCH) $(VECTORS) -fno-math-errno -fno-trapping-math
 COMPILE = $(CXX) $(DEFINES) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)
 LIBRARIES := $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl) $(if $(filter 1,$(HAVE_MPI)),$(MPI_LIBRARIES)) $(if $(filter 1,$(HAVE_ZLIB)),-lz) \
-    $(if $(filter 1,$(HAVE_ZSTD)),-lzstd) $(if $(filter 1,$(HAVE_TLS)),-lssl -lcrypto) -lxxhash -lpcre2-8 -lutf8proc -lpthread -ldl
+    $(if $(filter 1,$(HAVE_ZSTD)),-lzstd) $(if $(filter 1,$(HAVE_SNAPPY)),-lsnappy) $(if $(filter 1,$(HAVE_LZ4)),-llz4) $(if $(filter 1,$(HAVE_TLS)),-lssl -lcrypto) -lxxhash -lpcre2-8 -lutf8proc -lpthread -ldl
 
 ifeq ($(HAVE_CUDA),1)
 DEFINES += -isystem $(CUDA_PATH)/include
@@ -161,6 +161,7 @@ $(eval $(call stamp,$(B)/cudnn,$(CUDNN_FRONTEND) $(CUDNN_INCLUDE)))
 $(eval $(call stamp,$(B)/nccl,$(NCCL)))
 $(eval $(call stamp,$(B)/mpi,$(MPI_INCLUDES)))
 $(eval $(call stamp,$(B)/tls,$(HAVE_TLS)))
+$(eval $(call stamp,$(B)/codecs,$(HAVE_SNAPPY) $(HAVE_LZ4)))
 FORCE:
 
 # Objects compiled for MARCH come last: if an inline function is in several objects, the linker keeps the first one, which must
@@ -250,6 +251,11 @@ $(MPI_OBJECTS): $(B)/mpi
 TLS_OBJECTS := $(addprefix $(O)/,parallel/net/channel.o test/parallel/channel_test.o)
 $(TLS_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_TLS)),-DTRAIN_GPT_TLS)
 $(TLS_OBJECTS): $(B)/tls
+
+# The same holds for the libraries that only Parquet needs.
+CODEC_OBJECTS := $(addprefix $(O)/,dataloader/parquet/codecs.o test/dataloader/parquet_writer.o)
+$(CODEC_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_SNAPPY)),-DTRAIN_GPT_SNAPPY) $(if $(filter 1,$(HAVE_LZ4)),-DTRAIN_GPT_LZ4)
+$(CODEC_OBJECTS): $(B)/codecs
 
 OF_JSON := $(shell grep -lE '<nlohmann/|"base/json_|"training/(config/config_keys|watch/shard_watch|data_use|run_data|run|(report|sweep)/[a-z_]+)\.h"' $(SOURCES) train_gpt.cu)
 READS_JSON := $(patsubst %,$(O)/%.o,$(basename $(OF_JSON)))
@@ -341,21 +347,25 @@ gpu-check: $(if $(GPUSIM),simulator)
 
 # File readers under libFuzzer, which comes with clang. They do not use OpenMP, since clang may lack it.
 FUZZ := build/fuzz
-FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) \
+FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp dataloader/parquet/*.cpp) \
     $(addprefix training/config/,config.cpp config_keys.cpp model_keys.cpp config_parser.cpp config_text.cpp json_mistake.cpp key_values.cpp known_data.cpp load_config.cpp nearest_key.cpp) training/files/safetensors.cpp \
     $(addprefix training/evaluations/,python_random.cpp python_text.cpp task_file.cpp task_tokens.cpp) \
     model/registry.cpp model/spec.cpp $(wildcard model/families/*.cpp) parallel/state/parameter.cpp \
-    $(addprefix base/,error.cpp file.cpp hash.cpp hub_files.cpp json_file.cpp json_text.cpp mapped_pages.cpp path.cpp printable.cpp stopwatch.cpp utf8.cpp) \
+    $(addprefix base/,crc32.cpp error.cpp file.cpp hash.cpp hub_files.cpp json_file.cpp json_text.cpp mapped_pages.cpp path.cpp printable.cpp stopwatch.cpp utf8.cpp) \
     test/fuzz/targets.cpp test/fuzz/fuzz.cpp
 FUZZ_OBJECTS := $(addprefix $(FUZZ)/,$(FUZZ_SOURCES:.cpp=.o))
+# Parquet is also fuzzed with the codecs that are here.
+FUZZ_CODECS := $(foreach codec,zlib:z:ZLIB zstd:zstd:ZSTD snappy-c:snappy:SNAPPY lz4:lz4:LZ4,$(if $(wildcard /usr/include/$(firstword $(subst :, ,$(codec))).h),$(codec)))
+FUZZ_DEFINES := $(foreach codec,$(FUZZ_CODECS),-DTRAIN_GPT_$(lastword $(subst :, ,$(codec))))
+FUZZ_LIBRARIES := $(foreach codec,$(FUZZ_CODECS),-l$(word 2,$(subst :, ,$(codec))))
 FUZZ_FLAGS := -std=c++20 -O1 -g -Wall -Wextra -fno-omit-frame-pointer -fno-sanitize-recover=all
 $(FUZZ)/fuzz: $(FUZZ_OBJECTS)
 	@echo "link $@"
-	@clang++ $(FUZZ_FLAGS) -fsanitize=fuzzer,address,undefined $^ -lxxhash -lpcre2-8 -lutf8proc -lpthread -o $@
+	@clang++ $(FUZZ_FLAGS) -fsanitize=fuzzer,address,undefined $^ -lxxhash -lpcre2-8 -lutf8proc $(FUZZ_LIBRARIES) -lpthread -o $@
 $(FUZZ)/%.o: %.cpp
 	@mkdir -p $(@D)
 	@echo "compile $<"
-	@clang++ -I. $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -MMD -MP -c $< -o $@
+	@clang++ -I. $(FUZZ_FLAGS) $(FUZZ_DEFINES) -fsanitize=fuzzer-no-link,address,undefined -MMD -MP -c $< -o $@
 -include $(FUZZ_OBJECTS:.o=.d)
 
 fuzz:
@@ -410,7 +420,7 @@ install: $(B)/train_gpt
 	install -D -m 755 $(B)/train_gpt $(DESTDIR)$(PREFIX)/bin/train_gpt
 	install -d $(DESTDIR)$(PREFIX)/share/train_gpt/configs $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	install -m 644 configs/*.json $(DESTDIR)$(PREFIX)/share/train_gpt/configs
-	install -m 755 scripts/data.sh scripts/tasks.py $(wildcard scripts/parquet.py) $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
+	install -m 755 scripts/data.sh scripts/tasks.py $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	@echo 'configs/ and scripts/ that the program names are in $(PREFIX)/share/train_gpt'
 
 # For nodes without packages: for every GPU from sm_80 on and for CPUs with AVX2.

@@ -21,6 +21,8 @@
 #include "base/error.h"
 #include "base/hub_files.h"
 #include "base/path.h"
+#include "dataloader/parquet/codecs.h"
+#include "dataloader/parquet/text_column.h"
 #include "dataloader/shard.h"
 
 namespace train_gpt {
@@ -154,7 +156,7 @@ std::string describe_decompressors() {
 #else
     text += "libzstd not in this build\n";
 #endif
-    return text;
+    return text + parquet::describe_codecs();
 }
 
 ByteStream::ByteStream(std::string path, Compression compression, const std::atomic<bool>& stop,
@@ -252,6 +254,12 @@ void ByteStream::refuse_what_is_no_text(std::string_view beginning) const {
                         : decoder_ ? "unpack it once"
                                    : concat("give it a name that ends in ", extension));
     refuse_lfs_pointer(path_, beginning);
+    if (parquet::begins_as_parquet(beginning))
+        throw Error(path_, decoder_ ? " is a Parquet file that is compressed as a whole; unpack it"
+                           : piped
+                               ? " is a Parquet file, which cannot be read from a pipe; name the "
+                                 "file itself"
+                               : " is a Parquet file; give it a name that ends in .parquet");
     if (begins_as_shard(beginning))
         throw Error(path_, " is already a token shard; set data.train to use it for training");
     if (const std::string encoding = other_encoding(beginning); !encoding.empty())

@@ -10,7 +10,8 @@
 
 namespace train_gpt {
 
-/// One line each for zlib and libzstd: the version, or that this build does not have it.
+/// One line each for zlib, libzstd, snappy and liblz4: the version, or that this build does not have
+/// it.
 std::string describe_decompressors();
 
 enum class Compression { none, gzip, zstd };
@@ -45,7 +46,7 @@ class ByteStream {
     /// gzip file, or the frames of a zstd file, are one stream. Throws Error for truncated and
     /// damaged data, naming file and byte; when the file's size or time of last change is no longer
     /// what it was when opened; and for what begins like gzip, zstd, UTF-16, UTF-32, a Git LFS
-    /// pointer or a token shard.
+    /// pointer, a token shard, or Parquet under another name.
     size_t read(char* to, size_t size);
 
     /// What is damaged, and where, if read() ended at damage; else empty.

@@ -31,6 +31,7 @@ void count(PreparationState& state, const Batch& batch, const Outcome& outcome) 
             batch.line + 1 + std::count(before.begin(), before.end(), '\n');
     }
     source.not_utf8 += outcome.not_utf8;
+    source.nulls += batch.nulls;
     state.position = batch.end;
     if (!batch.last) return;
     if (!batch.damage.empty()) add(state.left_out, {reason_damaged, 1, source.path});
@@ -39,6 +40,14 @@ void count(PreparationState& state, const Batch& batch, const Outcome& outcome) 
     source.bytes = batch.end.offset;
     source.hash = hash;
     state.position = {batch.source + 1, 0, 0, false, 0};
+}
+
+LineFault DocumentFinder::fault_of_row(std::string_view text) {
+    const size_t bad = find_not_utf8(text);
+    if (bad == text.size()) return {};
+    char byte[8];
+    std::snprintf(byte, sizeof byte, "0x%02X", static_cast<unsigned char>(text[bad]));
+    return {"is not UTF-8", concat("the byte ", byte), bad + 1};
 }
 
 void DocumentFinder::look_at(const Batch& batch, std::string_view text, Outcome& outcome) {
@@ -54,7 +63,7 @@ void DocumentFinder::look_at(const Batch& batch, std::string_view text, Outcome&
 void DocumentFinder::refuse(const Batch& batch, int64_t line, const LineFault& fault,
                             Outcome& outcome) const {
     const Source& source = sources_[batch.source];
-    const char* what = batch.is_array ? "element" : "line";
+    const char* what = name_of(batch.record);
     const std::string detail =
         concat(fault.detail, fault.column > 0 && !fault.detail.empty() ? ", " : "",
                fault.column > 0 ? concat("at its byte ", fault.column) : "");
@@ -62,7 +71,7 @@ void DocumentFinder::refuse(const Batch& batch, int64_t line, const LineFault& f
         std::string advice;
         if (fault.reason.find("field") != std::string::npos)
             advice = ", or --field NAME to name the field";
-        else if (line == 1 && !batch.is_array && source.path.ends_with(".json"))
+        else if (line == 1 && batch.record == Record::line && source.path.ends_with(".json"))
             advice = concat(
                 "; if the texts are a list inside an object, write them as lines: "
                 "jq -c '.NAME[]' ",
@@ -71,7 +80,7 @@ void DocumentFinder::refuse(const Batch& batch, int64_t line, const LineFault& f
                     detail.empty() ? "" : " (" + detail + ")",
                     "; fix it, or use --skip-bad to leave such ", what, "s out", advice);
     }
-    add(outcome.left_out, {fault.reason, 1, source.path, line, batch.is_array, detail});
+    add(outcome.left_out, {fault.reason, 1, source.path, line, batch.record, detail});
 }
 
 }  // namespace train_gpt

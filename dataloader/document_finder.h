@@ -51,15 +51,25 @@ class DocumentFinder {
             outcome.bytes[index_of(split)] += static_cast<int64_t>(text.size());
             found(split, text, begins, ends);
         };
+        int64_t number = batch.line;
+        const std::string too_long = concat("is longer than ", max_document_bytes >> 20, " MiB");
+        if (batch.line_too_long) refuse(batch, number + 1, {too_long, "", 0}, outcome);
         for (const Part& part : batch.parts) {
+            if (batch.record == Record::row) {
+                ++number;
+                const LineFault fault = fault_of_row(part.text);
+                if (!fault.reason.empty())
+                    refuse(batch, number, fault, outcome);
+                else if (!part.text.empty())
+                    take(part.split ? *part.split : split_of(part.text, val_fraction_), part.text,
+                         true, true);
+                continue;
+            }
             look_at(batch, part.text, outcome);
             take(part.split ? *part.split : split_of(part.text, val_fraction_), part.text,
                  part.begins, part.ends);
         }
 
-        int64_t number = batch.line;
-        const std::string too_long = concat("is longer than ", max_document_bytes >> 20, " MiB");
-        if (batch.line_too_long) refuse(batch, number + 1, {too_long, "", 0}, outcome);
         for (std::string_view rest = batch.lines; !rest.empty();) {
             const size_t end = std::min(rest.find('\n'), rest.size() - 1) + 1;
             const std::string_view line = rest.substr(0, end);
@@ -68,7 +78,8 @@ class DocumentFinder {
             if (is_blank(line)) continue;
             const bool fits = static_cast<int64_t>(line.size()) <= max_document_bytes;
             const LineFault fault =
-                fits ? read_field(line, field_, text_, batch.is_array) : LineFault{too_long, "", 0};
+                fits ? read_field(line, field_, text_, batch.record == Record::element)
+                     : LineFault{too_long, "", 0};
             if (!fault.reason.empty())
                 refuse(batch, number, fault, outcome);
             else if (!text_.empty())
@@ -77,6 +88,8 @@ class DocumentFinder {
     }
 
   private:
+    /// What is wrong with the text of a row: like JSON, Parquet has UTF-8 only.
+    static LineFault fault_of_row(std::string_view text);
     /// Looks for what plain text should not have: bytes that are not UTF-8, and CR LF.
     static void look_at(const Batch& batch, std::string_view text, Outcome& outcome);
     /// Leaves a line out; throws Error if bad lines are not to be skipped.

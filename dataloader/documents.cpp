@@ -12,6 +12,7 @@
 #include "base/utf8.h"
 #include "dataloader/json_array.h"
 #include "dataloader/jsonl.h"
+#include "dataloader/row_batches.h"
 #include "tokenizer/pretokenize.h"
 
 namespace train_gpt {
@@ -377,7 +378,7 @@ class DocumentStream::Reader {
         Batch batch;
         batch.storage = storage;
         batch.lines = std::string_view(*storage).substr(0, end);
-        batch.is_array = is_array_;
+        batch.record = is_array_ ? Record::element : Record::line;
         batch.begin = position_.offset;
         batch.line = position_.line;
         advance(batch.lines);
@@ -490,6 +491,13 @@ DocumentStream::DocumentStream(const std::vector<Source>& sources, const Documen
     }
 }
 
+void DocumentStream::read_rows(size_t index) {
+    const bool continues = index == start_.source;
+    const Position begin{index, 0, 0, false, 0};
+    RowBatches rows(sources_[index], continues ? start_ : begin, rules_);
+    while (std::optional<Batch> batch = rows.next()) push(std::move(*batch));
+}
+
 void DocumentStream::stop() {
     {
         const std::lock_guard lock(mutex_);
@@ -513,7 +521,10 @@ void DocumentStream::read_sources() {
         }
         std::exception_ptr failure;
         try {
-            Reader(*this, index).read();
+            if (sources_[index].is_parquet())
+                read_rows(index);
+            else
+                Reader(*this, index).read();
         } catch (...) {
             failure = std::current_exception();
         }
@@ -534,7 +545,9 @@ int64_t Batch::bytes() const {
 
 namespace {
 
-int64_t held_by(const Batch& batch) { return batch.bytes() + static_cast<int64_t>(sizeof(Batch)); }
+int64_t held_by(const Batch& batch) {
+    return batch.bytes() + static_cast<int64_t>(sizeof(Batch) + batch.parts.size() * sizeof(Part));
+}
 
 }  // namespace
 

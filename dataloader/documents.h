@@ -29,11 +29,18 @@ struct Part {
     std::optional<Split> split;  // none: decided by the hash of `text`, the whole document
 };
 
+/// What an input consists of: lines of JSON or of plain text, elements of an array of JSON, or rows
+/// of a Parquet file.
+enum class Record { line, element, row };
+inline const char* name_of(Record record) {
+    return record == Record::row ? "row" : record == Record::element ? "element" : "line";
+}
+
 /// A position in the inputs, from which reading may resume (see Batch::can_restart).
 struct Position {
     size_t source = 0;
-    int64_t offset = 0;        // in the unpacked bytes of the source
-    int64_t line = 0;          // lines before it; in an array, elements
+    int64_t offset = 0;        // in the unpacked bytes of the source; in Parquet, of its texts
+    int64_t line = 0;          // lines before it; in an array, elements; in Parquet, rows
     bool in_document = false;  // the document before it has not ended
     uint64_t hash = 0;         // XXH3 of the source's bytes before it
 };
@@ -43,15 +50,16 @@ struct Batch {
     size_t source = 0;
     std::shared_ptr<const std::string> storage;  // what the views below refer to
     int64_t begin = 0, line = 0;                 // bytes and lines of the source before `storage`
-    std::vector<Part> parts;                     // plain text, or else
+    std::vector<Part> parts;                     // plain text, or rows (null ones are empty), or
     std::string_view lines;                      // whole lines of JSON
-    bool is_array = false;                       // the lines are the elements of an array
-    bool line_too_long = false;                  // the first line was left out: it is too long
-    bool last = false;                           // nothing of this source follows
-    std::string damage;                          // in the last batch: what is damaged, if anything
-    Position end;                                // after the batch
-    bool can_restart = false;                    // reading can resume at `end`
-    int64_t file_bytes = 0;  // read from the source's file for this batch and those before
+    Record record = Record::line;                // what the lines or rows are
+    bool line_too_long = false;  // the first line or row was left out: it is too long
+    int64_t nulls = 0;           // rows without a text
+    bool last = false;           // nothing of this source follows
+    std::string damage;          // in the last batch: what is damaged, if anything
+    Position end;                // after the batch
+    bool can_restart = false;    // reading can resume at `end`
+    int64_t file_bytes = 0;      // read from the source's file for this batch and those before
 
     int64_t bytes() const;  // of text
 };
@@ -62,12 +70,13 @@ struct DocumentRules {
     // Validation begins at this byte of all plain files, counted in order; none: split by hash.
     std::optional<int64_t> cut;
     bool cuttable = true;  // long documents may be encoded in pieces (see encodable_piece)
-    // Compressed sources and arrays end where they are damaged: plain text at the damage, JSON
-    // after the last whole line or element before it.
+    // Compressed sources, arrays and Parquet files end where they are damaged: plain text at the
+    // damage, others after the last whole line, element or row before it.
     bool skip_damage = false;
 };
 
-/// The longest document that can be held in memory, if it must be; the longest line of JSON Lines.
+/// The longest document that can be held in memory, if it must be; the longest line of JSON Lines,
+/// and the longest row.
 constexpr int64_t max_document_bytes = int64_t{1} << 28;
 
 /// The split of every document if there is only one split (val_fraction is 0 or 1).
@@ -105,6 +114,7 @@ class DocumentStream {
         bool done = false;
     };
     void read_sources();
+    void read_rows(size_t index);
     void push(Batch batch);
 
     const std::vector<Source>& sources_;

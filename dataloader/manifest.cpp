@@ -33,13 +33,14 @@ Json to_json(const PreparedSource& source) {
         json["not_utf8"] = {{"bytes", source.not_utf8},
                             {"first", source.first_not_utf8},
                             {"line", source.first_not_utf8_line}};
+    if (source.nulls > 0) json["nulls"] = source.nulls;
     return json;
 }
 Json to_json(const LeftOut& left) {
     Json json{{"reason", left.reason},
               {"count", left.count},
               {"path", left.path},
-              {left.in_array ? "element" : "line", left.line}};
+              {name_of(left.record), left.line}};
     if (!left.detail.empty()) json["detail"] = left.detail;
     return json;
 }
@@ -67,13 +68,15 @@ void from_json(const Json& json, PreparedSource& source) {
         found->at("first").get_to(source.first_not_utf8);
         found->at("line").get_to(source.first_not_utf8_line);
     }
+    source.nulls = json.value("nulls", int64_t{0});
 }
 void from_json(const Json& json, LeftOut& left) {
     json.at("reason").get_to(left.reason);
     json.at("count").get_to(left.count);
     json.at("path").get_to(left.path);
-    left.in_array = json.contains("element");
-    json.at(left.in_array ? "element" : "line").get_to(left.line);
+    for (const Record record : {Record::element, Record::row})
+        if (json.contains(name_of(record))) left.record = record;
+    json.at(name_of(left.record)).get_to(left.line);
     left.detail = json.value("detail", "");
 }
 template <class T>

@@ -30,22 +30,23 @@ struct PreparedShard {
 /// One input that was read.
 struct PreparedSource {
     std::string path;       // "-": standard input
-    int64_t bytes = 0;      // unpacked
+    int64_t bytes = 0;      // unpacked; of Parquet, the texts one after the other
     int64_t documents = 0;  // without empty ones
     std::string hash;       // hash_text() of these bytes
     // Bytes of plain text that are not UTF-8 (see count_not_utf8), and where the first of them is.
     int64_t not_utf8 = 0, first_not_utf8 = 0, first_not_utf8_line = 0;
+    int64_t nulls = 0;  // rows of Parquet without a text
 };
 
-/// Lines of JSON Lines, elements of arrays, whole files, or the rest of damaged files that were
-/// left out for one reason.
+/// Lines of JSON Lines, elements of arrays, rows of Parquet, whole files, or the rest of damaged
+/// files that were left out for one reason.
 struct LeftOut {
     std::string reason;  // "is not valid JSON"
     int64_t count = 0;
-    std::string path;         // of the first of them
-    int64_t line = 0;         // or element, of the first of them, counted from 1; 0: files
-    bool in_array = false;    // the first of them is an element
-    std::string detail = {};  // what is wrong with the first of them: "it ends too early"
+    std::string path;              // of the first of them
+    int64_t line = 0;              // or element or row, of the first of them, from 1; 0: files
+    Record record = Record::line;  // what the first of them is
+    std::string detail = {};       // what is wrong with the first of them: "it ends too early"
 };
 // The reasons for leaving out the rest of a file, and a whole file.
 constexpr const char* reason_damaged = "is damaged";

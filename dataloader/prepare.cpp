@@ -54,7 +54,7 @@ bool encodes_in_pieces(const Tokenizer& tokenizer) {
 std::string first_of(const LeftOut& left) {
     const std::string name = left.path == "-" ? "standard input" : left.path;
     if (left.line == 0) return name;
-    return concat(left.in_array ? "element " : "line ", left.line, " of ", name);
+    return concat(name_of(left.record), " ", left.line, " of ", name);
 }
 
 std::string in_brackets(const std::string& detail) {
@@ -492,11 +492,16 @@ void Preparation::describe(const PreparationState& state) {
                     " bytes each) in ", shards.size(), shards.size() == 1 ? " shard" : " shards");
     }
     for (const LeftOut& left : state.left_out) {
-        const char* what = left.line == 0 ? "file" : left.in_array ? "element" : "line";
+        const char* what = left.line == 0 ? "file" : name_of(left.record);
         report_.say("left out: ", left.reason == reason_damaged ? "the rest of " : "", left.count,
                     " ", what, left.count == 1 ? " that " : "s, each of which ", left.reason,
                     ", first ", first_of(left), in_brackets(left.detail));
     }
+    int64_t nulls = 0;
+    for (const PreparedSource& source : state.sources) nulls += source.nulls;
+    if (nulls > 0)
+        report_.say("left out: ", nulls, nulls == 1 ? " row" : " rows",
+                    " of Parquet without a text (null)");
     int64_t files = 0, bytes = 0;
     const PreparedSource* first = nullptr;
     for (const PreparedSource& source : state.sources) {

@@ -10,8 +10,8 @@ namespace train_gpt {
 
 struct PrepareOptions {
     std::vector<std::string>
-        texts;                 // files, folders, patterns, "-" (see find_sources), in this order
-    std::string field;         // of JSON Lines that holds the text; empty: "text"
+        texts;          // files, folders, patterns, "-" (see find_sources), in this order
+    std::string field;  // of JSON Lines, or column of Parquet, that holds the text; empty: "text"
     uint32_t train_vocab = 0;  // train a tokenizer with this many tokens; or
     std::string tokenizer;     // use this one (anything that Tokenizer::load reads)
     // Its special tokens around documents (see Tokenizer::with_document_tokens); empty: as it says.
@@ -20,8 +20,8 @@ struct PrepareOptions {
     double val_fraction = 0.05;          // 0 to 0.5, or 1
     std::string val_split;               // "documents", "tail", or empty: see prepare()
     int64_t shard_tokens = 100'000'000;  // tokens per shard
-    // Leave out, and count, files that are not text, lines that are not valid records, and the rest
-    // of compressed files and arrays after damage.
+    // Leave out, and count, files that are not text, lines and rows that are not valid records, and
+    // the rest of compressed files, arrays and Parquet files after damage.
     bool skip_bad = false;
     int threads = 0;             // 0: all of the machine's
     double save_seconds = 5;     // between saves of the progress
@@ -33,11 +33,12 @@ struct PrepareOptions {
 ///
 /// Documents: a file of plain text is one document, or several if it has lines that are exactly
 /// "<|endoftext|>" (these lines are not part of the text). In JSON Lines each line is one document,
-/// in a field of an object. Every document that is not empty begins with the tokenizer's
+/// in a field of an object; in Parquet each row, in a column of strings. Rows whose text is null
+/// are left out and counted. Every document that is not empty begins with the tokenizer's
 /// begin-of-text token and ends with its end-of-text token, if it has these. Nothing is normalised,
-/// unless the tokenizer says so. In plain text, a byte order mark is dropped, and
-/// bytes that are not UTF-8 are kept, reported and counted; input with too much that is not text is
-/// refused (see refuse_no_text). Standard input is JSON if `field` is given.
+/// unless the tokenizer says so. In plain text, a byte order mark is dropped, and bytes that are
+/// not UTF-8 are kept, reported and counted; input with too much that is not text is refused (see
+/// refuse_no_text). Standard input is JSON if `field` is given.
 ///
 /// Validation by "documents": those whose hash is in val_fraction of all hashes (see split_of), so
 /// that a text is always in the same split, wherever and however often it occurs. By "tail": the

@@ -14,6 +14,7 @@
 #include "base/utf8.h"
 #include "dataloader/documents.h"
 #include "dataloader/jsonl.h"
+#include "dataloader/parquet/text_column.h"
 
 namespace train_gpt {
 
@@ -26,6 +27,7 @@ struct Kind {
     Compression compression = Compression::none;
     bool is_plain = false;  // plain text by its name
     bool is_text = false;   // certainly text; a folder's other files are left out
+    bool parquet = false;
 };
 
 /// Removes the last extension from a name and returns it in lower case.
@@ -46,26 +48,19 @@ Kind kind_of(const fs::path& path, bool has_field) {
     if (extension == ".gz") kind.compression = Compression::gzip;
     if (extension == ".zst") kind.compression = Compression::zstd;
     if (kind.compression != Compression::none) extension = take_extension(name);
+    kind.parquet = extension == ".parquet" && kind.compression == Compression::none;
     const bool plain = extension == ".txt" || extension == ".text" || extension == ".md";
     const bool jsonl = extension == ".jsonl" || extension == ".ndjson";
     kind.is_plain = plain;
-    kind.is_text = plain || jsonl;
-    kind.jsonl = jsonl || extension == ".json" || (has_field && !plain);
+    kind.is_text = plain || jsonl || kind.parquet;
+    kind.jsonl = !kind.parquet && (jsonl || extension == ".json" || (has_field && !plain));
     return kind;
-}
-
-std::string parquet_pipe(const std::string& files) {
-    return concat("scripts/parquet.py ", files,
-                  " --field text | train_gpt tokenize - --field text --tokenizer DIR --out DIR");
 }
 
 /// Throws Error for files that are not text, judging by their names.
 void refuse_unreadable_kinds(const std::string& path) {
     std::string name = fs::path(path).filename().string();
     std::string extension = take_extension(name);
-    if (extension == ".parquet")
-        throw Error(path,
-                    " is a Parquet file, which needs a separate reader: ", parquet_pipe(path));
     if (extension == ".gz" || extension == ".zst") extension = take_extension(name);
     for (const char* archive : {".tar", ".tgz", ".zip", ".7z", ".xz", ".bz2", ".lz4"})
         if (extension == archive)
@@ -99,9 +94,23 @@ bool read_more(ByteStream& opened, size_t bytes, std::string& text) {
     return text.size() < before + bytes;
 }
 
+/// Adds a Parquet file, if it has the column.
+void add_parquet(const std::string& path, const std::string& field, bool skip_bad, Sources& found) {
+    const std::string column = field.empty() ? "text" : field;
+    const parquet::RandomFile file(path);
+    try {
+        const parquet::TextColumn found_now(path, column);
+    } catch (const parquet::DamagedFile&) {
+        if (!skip_bad) throw;  // else it is left out, and counted, when it is read
+    }
+    found.sources.push_back(
+        {path, false, Compression::none, file.size(), file.modified(), nullptr, column});
+}
+
 /// Adds a file, unless it is not text and `skip_bad` is set.
 void add_file(const std::string& path, Kind kind, const std::string& field, bool skip_bad,
               Sources& found) {
+    if (kind.parquet) return add_parquet(path, field, skip_bad, found);
     // Opens the file to find out now, not hours later, that it cannot be read or is a picture.
     const std::atomic<bool> never{false};
     ByteStream opened(path, kind.compression, never, true);
@@ -118,7 +127,7 @@ void add_file(const std::string& path, Kind kind, const std::string& field, bool
         if (refuse_json(path, field, beginning, complete, more)) found.objects.add(path);
     }
     found.sources.push_back(
-        {path, kind.jsonl, kind.compression, opened.size(), opened.modified(), nullptr});
+        {path, kind.jsonl, kind.compression, opened.size(), opened.modified(), nullptr, ""});
 }
 
 [[noreturn]] void refuse_link(const std::string& what) {
@@ -172,11 +181,10 @@ void add_folder(const std::string& folder, const std::string& field, bool skip_b
                     skipped.empty() ? "" : describe(skipped) + ")",
                     here.hidden.count > 0 ? " and whose name does not begin with a dot" : "",
                     "; inputs end in .txt, .text, .md, .jsonl or .ndjson, or one of these with .gz "
-                    "or .zst after it; files with other names are read if they are named, as with "
+                    "or .zst after it, or in .parquet; files with other names are read if they are "
+                    "named, as with "
                     "a quoted pattern, and as JSON Lines with --field",
-                    skipped.contains(".parquet")
-                        ? concat("; of Parquet files: ", parquet_pipe(folder + "/*.parquet"))
-                        : "");
+                    "");
     std::sort(files.begin(), files.end());
     for (const std::string& file : files)
         add_file(file, kind_of(file, false), field, skip_bad, found);
@@ -254,7 +262,7 @@ Sources find_sources(const std::vector<std::string>& inputs, const std::string& 
         if (input == "-") {
             if (std::count(inputs.begin(), inputs.end(), "-") > 1)
                 throw UsageError("- was given twice, but standard input can be read once");
-            found.sources.push_back({"-", has_field, Compression::none, 0, 0, nullptr});
+            found.sources.push_back({"-", has_field, Compression::none, 0, 0, nullptr, ""});
             continue;
         }
         if (const std::string link = describe_broken_link(input); !link.empty()) refuse_link(link);
@@ -276,8 +284,12 @@ Sources find_sources(const std::vector<std::string>& inputs, const std::string& 
         throw Error("nothing is left of the inputs: ", found.not_text.front(),
                     found.not_text.size() > 1 ? " and the others are" : " is",
                     " not text; name text files");
-    if (has_field && std::ranges::none_of(found.sources, &Source::jsonl))
-        throw UsageError("--field names a field of JSON Lines, but ", found.sources.front().name(),
+    const auto has_fields = [](const Source& source) {
+        return source.jsonl || source.is_parquet();
+    };
+    if (has_field && std::ranges::none_of(found.sources, has_fields))
+        throw UsageError("--field names a field of JSON Lines or a column of Parquet, but ",
+                         found.sources.front().name(),
                          " is plain text by its name; give it a name that ends in .jsonl, or leave "
                          "--field out");
     return found;

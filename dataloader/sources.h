@@ -21,8 +21,12 @@ struct Source {
     // Its first bytes, unpacked, if they were read in advance. Those of standard input cannot be
     // read again.
     std::shared_ptr<const std::string> held;
+    std::string column = {};  // Parquet: the one that has the texts; empty: not Parquet
 
-    bool is_plain_file() const { return path != "-" && !jsonl && compression == Compression::none; }
+    bool is_parquet() const { return !column.empty(); }
+    bool is_plain_file() const {
+        return path != "-" && !jsonl && !is_parquet() && compression == Compression::none;
+    }
     std::string name() const { return path == "-" ? "standard input" : path; }
 };
 
@@ -56,16 +60,17 @@ constexpr const char* staging_folder = ".tokenize.tmp";
 ///
 ///   a file      this file
 ///   a folder    the files of known kinds in it and its subfolders, sorted by path: .txt .text .md
-///               .jsonl .ndjson, each also with .gz or .zst; links are followed, and entries whose
-///               names begin with a dot are left out
+///               .jsonl .ndjson, each also with .gz or .zst, and .parquet; links are followed, and
+///               entries whose names begin with a dot are left out
 ///   a pattern   the files that match it
 ///   "-"         standard input
 ///
 /// A file that is named or matches a pattern may also be JSON in .json. A file of unknown kind is
-/// JSON if `field` is not empty, else plain text; so is standard input. Throws Error for missing
-/// files, links that lead nowhere, a folder without inputs, kinds that cannot be read (Parquet,
-/// archives), JSON that would be read as plain text (see refuse_json), and files that are not text
-/// (see refuse_no_text). With `skip_bad`, files that are not text are left out.
+/// JSON if `field` is not empty, else plain text; so is standard input. `field` (empty: "text")
+/// also names the column of Parquet files. Throws Error for missing files, links that lead nowhere,
+/// a folder without inputs, kinds that cannot be read (archives), JSON that would be read as plain
+/// text (see refuse_json), files that are not text (see refuse_no_text), and Parquet files without
+/// such a column of strings. With `skip_bad`, files that are not text are left out.
 Sources find_sources(const std::vector<std::string>& inputs, const std::string& field,
                      bool skip_bad = false);
 

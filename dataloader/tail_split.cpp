@@ -119,7 +119,7 @@ Source* find_single_text(std::vector<Source>& sources) {
     Source* only = nullptr;
     for (Source& source : sources) {
         if (source.is_plain_file() && source.size == 0) continue;
-        if (only || source.jsonl || source.is_plain_file()) return nullptr;
+        if (only || source.jsonl || source.is_parquet() || source.is_plain_file()) return nullptr;
         only = &source;
     }
     return only;

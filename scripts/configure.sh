@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # Packages for the apt command in messages; libdnnl-dev is optional.
-all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev libpcre2-dev libutf8proc-dev libssl-dev zlib1g-dev libzstd-dev libdnnl-dev"
+all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev libpcre2-dev libutf8proc-dev libssl-dev zlib1g-dev libzstd-dev libsnappy-dev liblz4-dev libdnnl-dev"
 
 say() { printf '  %-9s %s\n' "$1" "$2" >&2; }
 stop() { printf 'error: %s\n' "$1" >&2; exit 1; }
@@ -122,7 +122,7 @@ else
     say libssl "not found: many ranks start through MPI only (apt-get install libssl-dev)"
 fi
 
-# --- zlib and libzstd ---------------------------------------------------------------------------------------------------
+# --- zlib, libzstd, snappy and liblz4 ---------------------------------------------------------------------------------------------------
 compressed() {  # compressed HEADER LIBRARY CALL: whether a program with it links
     printf '#include <%s>\nint main() { return (%s) == nullptr; }\n' "$1" "$3" > "$work/compressed.cpp"
     $CXX ${CPPFLAGS-} ${CXXFLAGS-} "$work/compressed.cpp" ${LDFLAGS-} "-l$2" -o "$work/compressed" 2> "$work/log"
@@ -131,15 +131,29 @@ zlib=0
 zstd=0
 if compressed zlib.h z 'zlibVersion()'; then
     zlib=1
-    say zlib "tokenize reads .gz files"
+    say zlib "tokenize reads .gz files, and Parquet with gzip"
 else
-    say zlib "not found: tokenize refuses .gz files (apt-get install zlib1g-dev)"
+    say zlib "not found: tokenize refuses .gz files, and Parquet with gzip (apt-get install zlib1g-dev)"
 fi
 if compressed zstd.h zstd 'ZSTD_versionString()'; then
     zstd=1
-    say libzstd "tokenize reads .zst files"
+    say libzstd "tokenize reads .zst files, and Parquet with zstd"
 else
-    say libzstd "not found: tokenize refuses .zst files (apt-get install libzstd-dev)"
+    say libzstd "not found: tokenize refuses .zst files, and Parquet with zstd (apt-get install libzstd-dev)"
+fi
+snappy=0
+lz4=0
+if compressed snappy-c.h snappy 'snappy_max_compressed_length(1) == 0 ? nullptr : ""'; then
+    snappy=1
+    say snappy "tokenize reads Parquet with snappy"
+else
+    say snappy "not found: tokenize refuses Parquet with snappy, which most writers use (apt-get install libsnappy-dev)"
+fi
+if compressed lz4.h lz4 'LZ4_versionString()'; then
+    lz4=1
+    say liblz4 "tokenize reads Parquet with LZ4"
+else
+    say liblz4 "not found: tokenize refuses Parquet with LZ4 (apt-get install liblz4-dev)"
 fi
 
 # --- CUDA, cuDNN, NCCL ------------------------------------------------------------------------------------------------
@@ -270,6 +284,8 @@ HAVE_ONEDNN := $onednn
 HAVE_TLS := $tls
 HAVE_ZLIB := $zlib
 HAVE_ZSTD := $zstd
+HAVE_SNAPPY := $snappy
+HAVE_LZ4 := $lz4
 CATCH2 := $catch2
 HAVE_CUDA := $cuda
 NVCC := ${cuda_home:+$cuda_home/bin/nvcc}

@@ -8,7 +8,7 @@
 #   fineweb-edu-10b   FineWeb-Edu, 10 billion GPT-2 tokens: the first 100 of the shards made by llm.c          20 GB
 #   fineweb-10b       FineWeb's sample of 10 billion tokens, tokenized by llm.c                                20 GB
 #   fineweb-edu-text  FineWeb-Edu's sample of 10 billion tokens as published, in Parquet, tokenized here       29 GB
-#   fineweb-edu-32k   the same texts, with a vocabulary of 32,000 tokens trained on them
+#   fineweb-edu-32k   the same texts, with a vocabulary of 32,000 tokens trained on a part of them
 #   llama3            the vocabulary of Llama 3, after its licence was accepted on Hugging Face (HF_TOKEN)     9 MB
 #   qwen3             that of Qwen 2 and 3                                                                     11 MB
 #   smollm2           that of SmolLM2                                                                          2 MB
@@ -25,8 +25,7 @@
 #
 # Environment: DATA_DIR (data), SHARDS (fineweb*: the number of training files), HF_ENDPOINT (a mirror of https://huggingface.co),
 # HF_TOKEN (an access token of Hugging Face, for files that need one),
-# TRAIN_GPT (build/train_gpt), TOKENIZER (fineweb-edu-text: a vocabulary to use instead of GPT-2's). Needs curl, and for Parquet
-# python3 (see scripts/parquet.py).
+# TRAIN_GPT (build/train_gpt), TOKENIZER (fineweb-edu-text: a vocabulary to use instead of GPT-2's). Needs curl.
 # Downloads continue after an interruption. Each file is checked with a SHA-256 from this script or, for large files on Hugging Face,
 # from its server. The hash of a correct file is kept in FILE.sha256 (for sha256sum -c).
 # This script knows no hash of the tasks but HellaSwag's. It prints that, and keeps the hash of the first download in FILE.first:
@@ -196,14 +195,12 @@ fineweb_edu_texts() {  # fineweb_edu_texts FOLDER OPTIONS…: tokenizes them wit
     globs="data.train=$to/train_*.bin data.val=$to/val_*.bin"
     [ $fresh = 0 ] || return 0
     [ -x "$program" ] || stop "$program is not built; run make first, or set TRAIN_GPT"
-    if [ "$name" = fineweb-edu-32k ] && ! [ -e "$to/vocabulary/tokenizer.json" ]; then  # trained on the first texts
-        mkdir -p "$to"
-        { "$here/parquet.py" "${files[0]}" || true; } | head -n 100000 > "$to/first.jsonl"
-        tokenize "$to/vocabulary" --field text --train-vocab 32000 "$to/first.jsonl"
-        rm "$to/first.jsonl"
+    if [ "$name" = fineweb-edu-32k ] && ! [ -e "$to/vocabulary/tokenizer.json" ]; then  # trained on the first file
+        tokenize "$to/vocabulary" --train-vocab 32000 "${files[0]}"
+        rm -f "$to"/vocabulary/{train,val}_*.bin "$to/vocabulary/data.json"  # 1.5 GB that are made again below
     fi
-    "$here/parquet.py" "${files[@]}" | "$program" tokenize - --field text "$@" --out "$to" --val-fraction 0.005
-    touch "$to/tokenized"  # after both have ended well
+    "$program" tokenize "${files[@]}" "$@" --out "$to" --val-fraction 0.005
+    touch "$to/tokenized"  # after it has ended well
 }
 
 [ $# -gt 0 ] || { usage >&2; exit 2; }

@@ -78,6 +78,8 @@ for part in "${parts[@]}"; do
             compiles openssl/ssl.h || want libssl-dev  # TLS between ranks that start without MPI
             compiles zlib.h || optional+=(zlib1g-dev)
             compiles zstd.h || optional+=(libzstd-dev)
+            compiles snappy-c.h || optional+=(libsnappy-dev)
+            compiles lz4.h || optional+=(liblz4-dev)
             compiles dnnl.hpp || optional+=(libdnnl-dev) ;;
         quickstart)
             [ -n "${DATA:-}" ] || command -v bible > /dev/null || want bible-kjv
@@ -95,10 +97,10 @@ if ! command -v apt-get > /dev/null; then
     [ ${#needed[@]} -gt 0 ] || exit 0
     cat >&2 << TXT
 error: this system is not Debian or Ubuntu, so install the missing packages yourself: ${needed[*]}
-       (these are Debian's names; oneDNN makes training on the CPU faster; zlib and zstd are for compressed texts)
-  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel pcre2-devel utf8proc-devel openssl-devel zlib-devel libzstd-devel onednn-devel catch-devel librsvg2-tools openmpi-devel
-  Arch        pacman -S gcc make nlohmann-json cli11 xxhash pcre2 libutf8proc openssl zlib zstd onednn catch2 librsvg openmpi
-  Homebrew    brew install gcc make nlohmann-json cli11 xxhash pcre2 utf8proc openssl zlib zstd onednn catch2 librsvg open-mpi     (then make CXX=g++-14)
+       (these are Debian's names; oneDNN makes training on the CPU faster; zlib, zstd, snappy and lz4 are for compressed texts and Parquet)
+  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel pcre2-devel utf8proc-devel openssl-devel zlib-devel libzstd-devel snappy-devel lz4-devel onednn-devel catch-devel librsvg2-tools openmpi-devel
+  Arch        pacman -S gcc make nlohmann-json cli11 xxhash pcre2 libutf8proc openssl zlib zstd snappy lz4 onednn catch2 librsvg openmpi
+  Homebrew    brew install gcc make nlohmann-json cli11 xxhash pcre2 utf8proc openssl zlib zstd snappy lz4 onednn catch2 librsvg open-mpi     (then make CXX=g++-14)
 The package bible-kjv is only the quickstart's text; DATA=my.txt make quickstart uses your own text instead.
 TXT
     exit 1

@@ -3,7 +3,7 @@
 # the verification of shards and the watchdog under ThreadSanitizer (other code runs on OpenMP teams, whose barriers ThreadSanitizer
 # does not see). With GPUSIM (a simulated GPU), also GPU kernels, with checks for races and for missing dependencies between
 # streams. Fuzzes each file reader for a minute. Checks models against transformers, scores on tasks against lm-evaluation-harness,
-# reads runs with TensorBoard and turns Parquet files into shards, if Python has the packages or can install them. Opens reports in
+# reads runs with TensorBoard and Parquet files with pyarrow, if Python has the packages or can install them. Opens reports in
 # Chromium, if it is installed. Asks cuDNN for its plans, if it is here. A dozen deliberate faults, chosen at random, must be caught.
 #   usage: scripts/test-full.sh [native|simulated], or make test-full [GPUSIM=LIBRARIES]
 # native and simulated are its two halves, which two machines can run at the same time. The last line that it prints is

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::string findings =
-    "echo 'HAVE_ONEDNN := 1\nHAVE_TLS := 1\nHAVE_ZLIB := 0\nHAVE_ZSTD := 1\nHAVE_MPI := 0'; "
+    "echo 'HAVE_ONEDNN := 1\nHAVE_TLS := 1\nHAVE_ZLIB := 0\nHAVE_ZSTD := 1\nHAVE_SNAPPY := 0\nHAVE_LZ4 := 1\nHAVE_MPI := 0'; "
     "echo HAVE_CUDA := $([ \"$CUDA\" = \"\" ] && echo 1 || echo 0)\n";
 
 /// Removes the settings of the make that runs the tests, so that they do not affect another make.
@@ -89,8 +89,8 @@ TEST_CASE("a configuration is made again where a line is missing, and only there
     REQUIRE(project.shell("$MAKE && $MAKE").exit_code == 0);
     CHECK(project.file("calls") == "called\n");
     const std::string config = project.file("build/config.mk");
-    const std::string lost[] = {"ONEDNN", "ZLIB", "ZSTD", "MPI", "CUDA"};
-    const std::string line = lost[random_int(0, 4)];
+    const std::string lost[] = {"ONEDNN", "ZLIB", "ZSTD", "SNAPPY", "LZ4", "MPI", "CUDA"};
+    const std::string line = lost[random_int(0, 6)];
     INFO(line);
     REQUIRE(project.shell("sed -i /HAVE_" + line + "/d build/config.mk && $MAKE").exit_code == 0);
     CHECK(project.file("build/config.mk") == config);

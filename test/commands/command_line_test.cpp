@@ -21,7 +21,7 @@ TEST_CASE("every command explains itself, and the version names build, libraries
     CHECK(contains(check_succeeds(train_gpt_with({})).out, "Usage"));
     const std::string version = check_succeeds(train_gpt_with({"--version"})).out;
     CHECK(version.starts_with("train_gpt "));
-    for (const char* name : {"CPU", "oneDNN", "CUDA", "MPI", "zlib", "libzstd"})
+    for (const char* name : {"CPU", "oneDNN", "CUDA", "MPI", "zlib", "libzstd", "snappy", "liblz4"})
         CHECK(contains(version, concat("\n", name, " ")));
     CHECK(contains(check_succeeds(train_gpt_with({"train", "--help"})).out, "train_gpt train "));
 }

@@ -188,18 +188,18 @@ TEST_CASE("Windows line ends are kept, and a note says so once") {
 TEST_CASE("other files in a folder of texts are counted by kind") {
     const TemporaryDirectory folder;
     fs::create_directory(folder / "in");
-    for (const char* name : {"a.txt", "x.PY", "y.py", "z.py", "Makefile", "p.parquet", "q.json"})
+    for (const char* name : {"a.txt", "x.PY", "y.py", "z.py", "Makefile", "q.json"})
         write(fs::path(folder / "in") / name, "some text\n");
     auto options = options_for({folder / "in"}, folder / "out");
     options.val_fraction = 0;
     CHECK(
         contains(said_by(options),
                  "left out of the folders, since their extensions are not those of texts: 3 .py, 1 "
-                 "without extension, 1 .json, 1 .parquet\n"));
+                 "without extension, 1 .json\n"));
     fs::remove(folder / "in/a.txt");
     const std::string none = error_of([&] { find_sources({folder / "in"}, ""); });
     CHECK(contains(none, "(3 .py, 1 without extension"));
-    CHECK(contains(none, "scripts/parquet.py " + (folder / "in/*.parquet")));
+    CHECK(contains(none, "or in .parquet"));
 }
 
 TEST_CASE("a vocabulary that a small text cannot fill is explained") {

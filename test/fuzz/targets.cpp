@@ -14,9 +14,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/crc32.h"
 #include "base/error.h"
 #include "dataloader/json_array.h"
 #include "dataloader/jsonl.h"
+#include "dataloader/parquet/text_column.h"
 #include "dataloader/shard.h"
 #include "tokenizer/formats.h"
 #include "tokenizer/tokenizer.h"
@@ -211,6 +213,29 @@ bool fuzz_jsonl(Bytes bytes) {
     return taken;
 }
 
+/// Checks that no more rows come than the file says, and that progress goes forward.
+bool fuzz_parquet(Bytes bytes) {
+    const MemoryFile file(bytes);
+    parquet::TextColumn column(file.path(), "text");
+    constexpr int most_rows = 10'000;
+    constexpr size_t most_bytes = 1 << 24;
+    using Row = parquet::TextColumn::Row;
+    std::string_view text;
+    int64_t before = 0;
+    size_t all = 0;
+    for (int row = 0; row < most_rows && all < most_bytes; ++row) {
+        const Row next = column.next(text);
+        promise(column.file_bytes() >= before && column.file_bytes() <= std::ssize(bytes),
+                "progress goes back, or beyond the end");
+        before = column.file_bytes();
+        if (next == Row::end) return true;
+        if (next != Row::text) continue;
+        all += text.size();
+        promise(crc32(text) == crc32(std::string(text)), "a text changes");  // reads all of it
+    }
+    return true;
+}
+
 /// Checks that every item that is accepted has a right answer, and can be asked.
 bool fuzz_tasks(Bytes bytes) {
     static const Tokenizer tokenizer =
@@ -255,6 +280,7 @@ constexpr FuzzTarget targets[] = {
     {"shard", refusing<fuzz_shard>},
     {"safetensors", refusing<fuzz_safetensors>},
     {"jsonl", refusing<fuzz_jsonl>},
+    {"parquet", refusing<fuzz_parquet>},
     {"tasks", refusing<fuzz_tasks>},
     {"config", refusing<fuzz_config>},
 };

@@ -22,15 +22,16 @@ void add_tokenize_command(CLI::App& app, CommandLine& line) {
     tokenize
         ->add_option("texts", line.prepare.texts,
                      "Files, folders, quoted patterns, or - for standard input. .jsonl and "
-                     ".ndjson: JSON Lines; .json: JSON Lines or one array; others: plain text; "
-                     "each also with .gz or .zst")
+                     ".ndjson: JSON Lines; .json: JSON Lines or one array; .parquet: Parquet; "
+                     "others: plain text; each but Parquet also with .gz or .zst")
         ->required()
         ->transform(path())
         ->type_name("TEXT");
     tokenize
         ->add_option("--field", line.prepare.field,
-                     "Field of JSON Lines that has the text (default: text). If given, standard "
-                     "input and files with unknown extensions are read as JSON Lines")
+                     "Field of JSON Lines, or column of Parquet, that has the text (default: "
+                     "text). If given, standard input and files with unknown extensions are read "
+                     "as JSON Lines")
         ->type_name("NAME");
     auto* vocab =
         tokenize
@@ -77,8 +78,8 @@ void add_tokenize_command(CLI::App& app, CommandLine& line) {
         ->capture_default_str()
         ->type_name("N");
     tokenize->add_flag("--skip-bad", line.prepare.skip_bad,
-                       "Leave out, and count, files that are not text, bad lines of JSON Lines, "
-                       "and the rest of compressed files after damage");
+                       "Leave out, and count, files that are not text, bad lines of JSON Lines "
+                       "and rows of Parquet, and the rest of damaged files");
     tokenize->add_option("--threads", line.prepare.threads, "Encoding threads; 0: all")
         ->check(CLI::Range(0, 4096))
         ->capture_default_str()
