@@ -118,8 +118,7 @@ TEST_CASE("a page that cannot be written is mentioned once, and ends nothing", "
     const Outcome outcome = check_succeeds(
         train_gpt_with(Workplace::get().train(run, {"--set", "checkpoint.every=4"})));
     CHECK(occurrences(outcome.err, "report.html") >= 1);
-    CHECK(occurrences(outcome.err, "warning: ") == 1);
-    CHECK(contains(outcome.err, "the run continues without a current report.html"));
+    CHECK(occurrences(outcome.err, "the run continues without a current report.html") == 1);
     CHECK(checkpoints_in(run) == std::vector<int64_t>{4, 8, 12});
 }
 

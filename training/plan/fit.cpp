@@ -233,10 +233,13 @@ Fit fit_into(const DeviceAndHost& available, const RunShape& shape, const Device
             if (best_fits_before && offload != best->offload) time /= gain;
             const bool fits = fit.memory.fits(available),
                        best_fits = best && best->memory.fits(available);
+            // Of choices that do not fit, those that the host has memory for.
+            const auto lack = [&](const Fit& f) {
+                return std::pair(f.memory.host > available.host, f.memory.device);
+            };
             const bool is_better =
                 !best || (fits && !best_fits) ||
-                (fits == best_fits &&
-                 (fits ? time < least_time : fit.memory.device < best->memory.device));
+                (fits == best_fits && (fits ? time < least_time : lack(fit) < lack(*best)));
             if (is_better) best = fit, least_time = time;
         }
     }

@@ -71,7 +71,8 @@ struct Fit {
 /// if the estimate is 5 % better for it; without speeds, the first of nothing, activations, the
 /// optimizer, and both that fits. A chosen micro-batch has
 /// at most 4,096 tokens (65,536 on a GPU), beyond which nothing is gained, or one sequence where
-/// that is longer. If nothing fits: the choice that needs the least memory. Throws Error where a
+/// that is longer. If nothing fits: the choice that needs the
+/// least memory, of those that the host has memory for. Throws Error where a
 /// step cannot feed all ranks; the message says what can.
 Fit fit_into(const DeviceAndHost& available, const RunShape& shape, const Device& device,
              const Speeds& speeds = {});
