@@ -152,7 +152,7 @@ class Check:
             close = lambda a, b: abs(a - b) <= 1e-6 * max(1, abs(b))
             assert close(scores["accuracy"], metrics["acc,none"]), (scores, metrics)
             if form == "language_modeling":
-                assert abs(scores["perplexity"] / metrics["perplexity,none"] - 1) < 1e-4
+                assert abs(scores["perplexity"] / metrics["perplexity,none"] - 1) < 1e-4, (scores, metrics)
             elif form == "multiple_choice":
                 assert close(scores["accuracy_per_character"], metrics["acc_norm,none"])
                 assert close(scores["accuracy_per_byte"], metrics["acc_bytes,none"])
