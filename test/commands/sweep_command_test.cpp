@@ -98,9 +98,10 @@ TEST_CASE("a sweep trains every combination with every seed, names the best, and
 TEST_CASE("a sweep that a signal stops saves its runs, and the same command finishes them",
           "[cli][sweep]") {
     const TemporaryDirectory directory;
+    constexpr int64_t steps = 3200;  // so many that no job ends before the other has begun
     const std::string folder = directory / "sweep";
     const Arguments command = sweep(
-        folder, {"--set", "schedule.steps=1600", "--set", "sampling.every=0", "--set",
+        folder, {"--set", concat("schedule.steps=", steps), "--set", "sampling.every=0", "--set",
                  "evaluation.every=0", "--vary", "optimizer.weight_decay=0,0.5,1", "--jobs", "2"});
     const int signal = random_int(0, 1) ? SIGINT : SIGTERM;
     const std::string first = folder + "/optimizer.weight_decay=0.0,seed=1337",
@@ -122,15 +123,15 @@ TEST_CASE("a sweep that a signal stops saves its runs, and the same command fini
     CHECK(runs_alive(folder).empty());
     for (const std::string& run : {first, second}) {
         REQUIRE(checkpoints_in(run).size() == 1);
-        CHECK(checkpoints_in(run).front() < 1600);
+        CHECK(checkpoints_in(run).front() < steps);
     }
     CHECK_FALSE(fs::exists(third + "/metrics.jsonl"));
     check_succeeds(train_gpt_with(command));
     const std::string alone = directory / "alone";
     check_succeeds(train_gpt_with(Workplace::get().train(
-        alone, {"--set", "schedule.steps=1600", "--set", "sampling.every=0", "--set",
+        alone, {"--set", concat("schedule.steps=", steps), "--set", "sampling.every=0", "--set",
                 "evaluation.every=0", "--set", "optimizer.weight_decay=0.5"})));
-    check_same_state(alone, second, 1600);
+    check_same_state(alone, second, steps);
 }
 
 TEST_CASE("the runs of a sweep that is killed save and end", "[cli][sweep]") {

@@ -82,6 +82,11 @@ Met meet_all(const std::vector<Place>& places, const std::vector<Secret>& secret
     return met;
 }
 
+void wait_for_listener(int port) {
+    while (!net::connect_to("127.0.0.1", std::to_string(port), net::Clock::now() + 1s))
+        std::this_thread::sleep_for(5ms);
+}
+
 /// A free port that is followed by others.
 std::vector<int> free_ports(size_t n) {
     for (;;) {
@@ -171,24 +176,27 @@ TEST_CASE("a relay at the first of rank 0's ports learns nothing and is passed b
     if (skip_without_tls()) return;
     const std::vector<int> ports = free_ports(3);
     Relay relay(ports[1], ports[0]);
-    const Met met =
-        meet_all({place_of(0, 3, ports), place_of(1, 3, ports), place_of(2, 3, ports)}, {secret});
-    for (const std::string& error : met.errors) CHECK(error.empty());
-    for (const int rank : {1, 2}) {
+    auto first =
+        std::async(std::launch::async, [&] { return meet_all({place_of(0, 3, ports)}, {secret}); });
+    wait_for_listener(ports[1]);
+    const Met others = meet_all({place_of(1, 3, ports), place_of(2, 3, ports)}, {secret});
+    const Met rank_0 = first.get();
+    for (const std::string& error : {rank_0.errors[0], others.errors[0], others.errors[1]})
+        CHECK(error.empty());
+    for (const Meeting& meeting : others.meetings) {
         sockaddr_in6 there{};
         socklen_t length = sizeof there;
-        REQUIRE(::getpeername(met.meetings[static_cast<size_t>(rank)].channels[0].fd(),
-                              reinterpret_cast<sockaddr*>(&there), &length) == 0);
+        REQUIRE(::getpeername(meeting.channels[0].fd(), reinterpret_cast<sockaddr*>(&there),
+                              &length) == 0);
         CHECK(ntohs(there.sin6_port) == ports[1]);  // where an IPv4 address has it, too
     }
     // Its port is not the one that rank 0 listens on, which the keys contain.
     CHECK(contains(relay.seen(), rendezvous::identity_of(1, ports[0])));
-    for (const std::string& told : {met.meetings[0].key, options.host, test_secret + std::string()})
+    const std::string& key = rank_0.meetings[0].key;
+    CHECK(key.size() == 32);
+    for (const std::string& told : {key, options.host, test_secret + std::string()})
         CHECK_FALSE(contains(relay.seen(), told));
-    for (const Meeting& meeting : met.meetings) {
-        CHECK(meeting.key.size() == 32);
-        CHECK(meeting.key == met.meetings[0].key);
-    }
+    for (const Meeting& meeting : others.meetings) CHECK(meeting.key == key);
 }
 
 TEST_CASE("no two meetings with the same secret have the same key", "[launch][hostile]") {
@@ -315,8 +323,7 @@ TEST_CASE("1500 half-open connections do not keep ranks from meeting", "[launch]
     const int port = free_port();
     auto first = std::async(std::launch::async,
                             [&] { return meet_all({place_of(0, 2, {port})}, {secret}); });
-    while (!net::connect_to("127.0.0.1", std::to_string(port), net::Clock::now() + 1s))
-        std::this_thread::sleep_for(5ms);
+    wait_for_listener(port);
     const std::vector<Socket> idle = idle_at({port}, 1500);
     CHECK(idle.size() == 1500);
     CHECK(meet_all({place_of(1, 2, {port})}, {secret}).errors[0].empty());
