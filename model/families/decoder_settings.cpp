@@ -1,7 +1,6 @@
 #include "model/families/decoder_settings.h"
 
 #include <algorithm>
-#include <ranges>
 
 #include "base/error.h"
 #include "base/printable.h"
@@ -170,9 +169,9 @@ void set_experts(DecoderSpec& spec, const DecoderSettings& s) {
     e.capacity = s.expert_capacity;
     spec.dense_layers = s.dense_layers;
     spec.experts_every = s.experts_every;
-    const auto layers = std::views::iota(0, spec.n_layer);
-    if (std::ranges::all_of(layers, [&](int i) { return spec.has_experts(i); }))
-        spec.n_ff = e.n_ff;  // of no layer
+    bool is_dense = false;  // some layer
+    for (int i = 0; i < spec.n_layer; ++i) is_dense = is_dense || !spec.has_experts(i);
+    if (!is_dense) spec.n_ff = e.n_ff;
 }
 
 /// Says the same of layers in one way: specs are equal if their layers are.
@@ -189,7 +188,7 @@ void normalize_layers(DecoderSpec& spec) {
 
     std::vector<int>& dense = spec.dense_layers;
     std::ranges::sort(dense);
-    dense.erase(std::ranges::unique(dense).begin(), dense.end());
+    dense.erase(std::unique(dense.begin(), dense.end()), dense.end());
     std::erase_if(dense, [&](int layer) { return (layer + 1) % spec.experts_every != 0; });
 }
 

@@ -1,7 +1,5 @@
 #include "model/families/window_config.h"
 
-#include <algorithm>
-#include <ranges>
 #include <string>
 
 #include "base/error.h"
@@ -122,9 +120,10 @@ void write_windows(const WindowKeys& keys, const DecoderSpec& spec, Json& json) 
 bool holds_windows(const WindowKeys& keys, const DecoderSpec& spec) {
     if (spec.window == 0) return true;
     if (keys.layers == Layers::none) return false;
-    const auto layers = std::views::iota(0, spec.n_layer);
-    return keys.layers != Layers::all ||
-           std::ranges::all_of(layers, [&](int i) { return spec.has_window(i); });
+    if (keys.layers != Layers::all) return true;
+    for (int i = 0; i < spec.n_layer; ++i)
+        if (!spec.has_window(i)) return false;
+    return true;
 }
 
 }  // namespace train_gpt
