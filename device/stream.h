@@ -37,6 +37,8 @@ struct KernelSettings {
     bool autotune = false;
     // Multiply fp32 matrices on tensor cores, with elements rounded to 10 bits of mantissa.
     bool tf32 = false;
+    // Some products are in fp8, which need scratch memory for rounded operands.
+    bool fp8 = false;
     // Multiprocessors of a GPU that a matrix product leaves to kernels of other streams.
     int reserved_sms = 0;
 };

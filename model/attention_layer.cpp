@@ -194,7 +194,7 @@ void attention_layer_forward(Stream& stream, const Block& block, const Attend& a
     block.residual.for_each_chunk(stream, Lane::inputs, a.qkv.rows(), [&](Range rows) {
         linear_forward(stream, {.out = rows_of(a.qkv, rows),
                                 .x = rows_of(a.norm1, rows),
-                                .w = block.weight(p.qkv_w),
+                                .w = block.operand(p.qkv_w),
                                 .bias = block.weight(p.qkv_b)});
     });
     if (block.layer.is_rotary) rotate(stream, block);
@@ -206,7 +206,7 @@ Addends add_attention(Stream& stream, const Block& block) {
     return block.residual.add(stream, {.out = a.x_mid,
                                        .x = a.att,
                                        .residual = a.x,
-                                       .w = block.weight(block.parameters.out_w),
+                                       .w = block.operand(block.parameters.out_w),
                                        .bias = block.weight(block.parameters.out_b)});
 }
 

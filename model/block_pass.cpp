@@ -79,20 +79,21 @@ void BackwardPass::input_gradient(Tensor dx, Tensor dy, int weight, Tensor preac
     block.residual.for_each_chunk(stream, Lane::gradients, dy.rows(), [&](Range rows) {
         linear_backward_input(stream, {.dx = rows_of(dx, rows),
                                        .dy = rows_of(dy, rows),
-                                       .w = block.weight(weight),
+                                       .w = block.operand(weight),
                                        .preact = rows_of(preact, rows)});
     });
 }
 
 void BackwardPass::norm_output_gradient(Tensor dy, int weight) const {
-    block.residual.add_input_gradient(stream, g.dy, dy, block.weight(weight));
+    block.residual.add_input_gradient(stream, g.dy, dy, block.operand(weight));
 }
 
 void BackwardPass::add_weight_gradient(int weight, int bias, Tensor x, Tensor dy) const {
     linear_backward_weight(stream, {.dw = gradients.sink(stream, weight),
                                     .x = x,
                                     .dy = dy,
-                                    .dbias = gradients.sink(stream, bias)});
+                                    .dbias = gradients.sink(stream, bias),
+                                    .scales = block.scales(weight)});
 }
 
 void BackwardPass::weight_gradient(int weight, int bias, Tensor x, Tensor dy) const {

@@ -10,6 +10,7 @@
 #include "kernels/rope.h"
 #include "model/activations.h"
 #include "model/context_attention.h"
+#include "model/fp8_scales.h"
 #include "model/registry.h"
 #include "model/residual_stream.h"
 #include "model/router_counts.h"
@@ -50,8 +51,12 @@ struct Block {
     ContextAttention* context = nullptr;  // of context-parallel ranks
     ExpertUnit experts = {};
     Routing routing = {};
+    const Fp8Scales* fp8 = nullptr;  // null: no product is in fp8
 
     Tensor weight(int i) const { return weights.weight(i); }
+    /// A weight of products, and how they are computed.
+    Operand operand(int i) const { return {weight(i), scales(i)}; }
+    const ProductScales* scales(int i) const { return fp8 ? fp8->of(i) : nullptr; }
     /// The norms; without their weights in a pass that computes only weights' gradients.
     StreamNorm norm1() const;
     StreamNorm norm2() const;

@@ -224,12 +224,12 @@ void shared_forward(Stream& stream, const Block& block) {
     const BlockParameters& p = block.parameters;
     const BlockActivations& a = block.activations;
     linear_forward(stream,
-                   {.out = a.shared_preact, .x = a.norm2, .w = block.weight(p.shared_up_w)});
+                   {.out = a.shared_preact, .x = a.norm2, .w = block.operand(p.shared_up_w)});
     swiglu_forward(
         stream,
         {.out = a.shared_hidden, .gate_up = a.shared_preact, .clamped = block.layer.clamped});
-    linear_forward(stream,
-                   {.out = a.shared_out, .x = a.shared_hidden, .w = block.weight(p.shared_down_w)});
+    linear_forward(
+        stream, {.out = a.shared_out, .x = a.shared_hidden, .w = block.operand(p.shared_down_w)});
 }
 
 void experts_forward(Stream& stream, const Block& block) {
@@ -347,7 +347,7 @@ void shared_backward(const BackwardPass& pass, Tensor dout) {
     if (pass.inputs) {
         linear_backward_input(
             pass.stream,
-            {.dx = g.dshared_hidden, .dy = dshared, .w = block.weight(p.shared_down_w)});
+            {.dx = g.dshared_hidden, .dy = dshared, .w = block.operand(p.shared_down_w)});
         swiglu_backward(pass.stream,
                         {.dgate_up = g.dshared_up,
                          .dout = g.dshared_hidden,
@@ -371,7 +371,8 @@ void add_input_gradients(const BackwardPass& pass) {
     combine(stream,
             {.out = sum, .y = g.dgrouped, .row_of = block.activations.row_of, .residual = sum});
     const auto add = [&](Tensor dy, int weight) {
-        linear_backward_input(stream, {.dx = g.dshared_input, .dy = dy, .w = block.weight(weight)});
+        linear_backward_input(stream,
+                              {.dx = g.dshared_input, .dy = dy, .w = block.operand(weight)});
         combine(stream, {.out = sum, .y = g.dshared_input, .residual = sum});
     };
     if (block.layer.experts.n_ff_shared > 0) add(g.dshared_up, p.shared_up_w);

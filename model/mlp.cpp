@@ -37,7 +37,7 @@ void mlp_forward(Stream& stream, const Block& block) {
     block.residual.for_each_chunk(stream, Lane::inputs, a.preact.rows(), [&](Range rows) {
         linear_forward(stream, {.out = rows_of(fused ? a.hidden : a.preact, rows),
                                 .x = rows_of(a.norm2, rows),
-                                .w = block.weight(p.up_w),
+                                .w = block.operand(p.up_w),
                                 .bias = block.weight(p.up_b),
                                 .preact = fused ? rows_of(a.preact, rows) : Tensor{}});
     });
@@ -52,7 +52,7 @@ Addends add_mlp(Stream& stream, const Block& block, Tensor out) {
     return block.residual.add(stream, {.out = out,
                                        .x = a.hidden,
                                        .residual = a.x_mid,
-                                       .w = block.weight(block.parameters.down_w),
+                                       .w = block.operand(block.parameters.down_w),
                                        .bias = block.weight(block.parameters.down_b),
                                        .keeps_bias = true});
 }

@@ -1,7 +1,6 @@
 #include "model/residual_stream.h"
 
 #include "device/copy.h"
-#include "kernels/linear/linear.h"
 #include "kernels/residual.h"
 
 namespace train_gpt {
@@ -115,7 +114,8 @@ Tensor ResidualStream::gather_gradient(Stream& stream, Tensor held) const {
     return products_;
 }
 
-void ResidualStream::add_input_gradient(Stream& stream, Tensor dy, Tensor dout, Tensor w) const {
+void ResidualStream::add_input_gradient(Stream& stream, Tensor dy, Tensor dout,
+                                        const Operand& w) const {
     if (!is_split()) return linear_backward_input(stream, {.dx = dy, .dy = dout, .w = w});
     for_each_chunk_of_sum(stream, dy, [&](Tensor part, Range rows) {
         linear_backward_input(stream, {.dx = part, .dy = rows_of(dout, rows), .w = w});

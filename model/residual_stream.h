@@ -12,6 +12,7 @@
 
 #include "device/memory.h"
 #include "device/stream.h"
+#include "kernels/linear/linear.h"
 #include "kernels/norm.h"
 #include "parallel/axes/tensor.h"
 #include "parallel/state/gradients.h"
@@ -74,7 +75,9 @@ class ResidualStream {
 
     /// A product into the stream: out = residual + x·wᵀ + bias.
     struct Product {
-        Tensor out, x, residual, w, bias;
+        Tensor out, x, residual;
+        Operand w;
+        Tensor bias = {};
         /// The weights of the product are gone before the addends are added.
         bool keeps_bias = false;
     };
@@ -109,7 +112,7 @@ class ResidualStream {
     /// rows, and is returned if there are no other ranks.
     Tensor gather_gradient(Stream& stream, Tensor held) const;
     /// dy = dout·w, the gradient of a norm's output; among several ranks the sum of their products.
-    void add_input_gradient(Stream& stream, Tensor dy, Tensor dout, Tensor w) const;
+    void add_input_gradient(Stream& stream, Tensor dy, Tensor dout, const Operand& w) const;
 
     /// add_partials(): `out` [M / ranks, C] = this rank's rows of the sum of the ranks' partial(),
     /// which is `out` itself without other ranks.

@@ -257,7 +257,8 @@ Block Stage::block(Stream& stream, const UnitLease& weights, const Slot& slot, i
             .input = {},
             .context = context_attention_ ? &*context_attention_ : nullptr,
             .experts = experts_of(l),
-            .routing = routing_of(l, batch)};
+            .routing = routing_of(l, batch),
+            .fp8 = batch.trains ? options_.fp8 : nullptr};
 }
 
 ExpertUnit Stage::experts_of(int l) {
@@ -280,7 +281,7 @@ Routing Stage::routing_of(int l, const TokenBatch& batch) const {
     return {.counts = options_.routers,
             .router = router,
             .losses = options_.router_losses,
-            .capacity = batch.limits_experts ? spec_.experts.most_routes(options_.T) : 0,
+            .capacity = batch.trains ? spec_.experts.most_routes(options_.T) : 0,
             .context = &context_,
             .counts_of_ranks = counts_of_ranks_};
 }

@@ -36,6 +36,7 @@ struct StageOptions {
     /// In training of a model with experts, where its routers count; and their losses.
     RouterCounts* routers = nullptr;
     RouterLosses router_losses = {};
+    const Fp8Scales* fp8 = nullptr;  // of training passes; null: no product is in fp8
     /// The ranks that share the stage's products; null: this one alone.
     TensorGroup* tensor = nullptr;
     /// The ranks that share its sequences; null: this one alone.

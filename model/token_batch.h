@@ -19,8 +19,9 @@ struct TokenBatch {
     const int32_t* position_start = nullptr;
     /// [B]: the source of training data of each sequence; null if losses are not split by source.
     const int32_t* sources = nullptr;
-    /// In training: experts take no more routes than their capacity (ExpertSpec::capacity).
-    bool limits_experts = false;
+    /// In training: products are in fp8 where a run asks for it (fp8_scales.h), and experts take no
+    /// more routes than their capacity (ExpertSpec::capacity).
+    bool trains = false;
 
     /// What embeddings and rotations take.
     const int32_t* starts_of_positions() const {

@@ -37,6 +37,7 @@ std::vector<StepCollective> all_collectives(const Mesh& mesh,
     add({{Kind::all_reduce, &mesh.everyone(), DType::int64, sizes.sums.int64},
          {Kind::all_reduce, &mesh.everyone(), DType::int32, sizes.sums.int32},
          {Kind::all_reduce, &mesh.everyone(), DType::fp32, sizes.sums.fp32},
+         {Kind::all_reduce, &mesh.everyone(), DType::fp32, sizes.sums.amax},
          {Kind::all_reduce, &mesh.everyone(), DType::fp32, sizes.grids}});
     return all;
 }

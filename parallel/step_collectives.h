@@ -34,6 +34,7 @@ struct StepNumbers {
     int64_t int64 = 0;  // that the ranks add up, with exact sums (Grids::sums())
     int64_t int32 = 0;  // that the ranks add up, with experts (RouterCounts)
     int64_t fp32 = 0;   // whose maxima they find: selection biases
+    int64_t amax = 0;   // the same: the largest magnitudes of fp8 operands
 };
 
 /// What the sizes of a step's collectives follow from, beside the parameters.

@@ -147,6 +147,10 @@ void BackgroundSave::begin_writing() {
         if (const Grids* grids = parameters.grids(); grids && grids->known())
             contents_->grids =
                 copied<int32_t>(copy, Trainer::saved_grids, grids->layout().blocks());
+        const Fp8Scales& fp8 = start_.trainer.fp8;
+        if (fp8)
+            contents_->fp8 =
+                fp8.history_in(static_cast<const std::byte*>(copy.other(Trainer::saved_fp8)));
         files_->make_place();
         return files_->write_own(root());
     });

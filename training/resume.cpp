@@ -12,6 +12,7 @@
 #include "training/config/config_text.h"
 #include "training/files/checkpoint.h"
 #include "training/files/decay_start.h"
+#include "training/files/fp8_file.h"
 #include "training/files/grids_file.h"
 #include "training/files/model_folder.h"
 #include "training/files/routers_file.h"
@@ -247,6 +248,7 @@ std::optional<RunPosition> resume(const Config& config, const RunData& data, Tra
         if (counts > 0) trainer.routers.set_last_counts(read_routers(checkpoint, counts));
         if (Grids* grids = trainer.parameters.grids())
             read_grids(checkpoint, trainer.stream, *grids);
+        read_fp8(checkpoint, trainer.fp8);
         return "";
     });
     trainer.parameters.weights.gather_all(trainer.stream);

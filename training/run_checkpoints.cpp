@@ -62,6 +62,7 @@ std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step
              .spikes = trainer.optimizer.spike_history(),
              .routers = trainer.routers.last_counts(),
              .grids = grids && grids->known() ? grids->exponents() : std::vector<int32_t>(),
+             .fp8 = trainer.fp8.history(),
              .deterministic = same_bits_,
              .history = reports_.history.head(),
              .history_path = run_dir / history_file},

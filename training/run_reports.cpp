@@ -63,6 +63,13 @@ std::string note_on_sums(const RunStart& start) {
                   "; the last bits depend on the number of ranks");
 }
 
+std::string describe_fp8(const RunStart& start) {
+    const DType dtype = start.trainer.parameters.dtype();
+    return described(fp8_products(RunShape(start.config, start.data.spec(), dtype, Recompute::none,
+                                           start.ranks())),
+                     fp8_options(start.config), dtype);
+}
+
 }  // namespace
 
 std::string note_on_bits(bool deterministic, const AttentionUse& attention) {
@@ -81,6 +88,7 @@ void announce(const RunStart& start, Progress& progress) {
         progress.say("note: " + note);
     if (!start.given.parallel.zero) progress.say(describe_stage(start));
     if (const std::string note = note_on_sums(start); !note.empty()) progress.say(note);
+    if (start.trainer.fp8) progress.say(describe_fp8(start));
     if (start.trainer.stream.device.is_cuda())
         progress.say("attention: " + start.attention.explained());
     if (const std::string note = note_on_bits(start.config.kernels.deterministic, start.attention);

@@ -57,6 +57,7 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                  registry_of(shape.spec).parameters),
       routers(shape.spec, shape.config.micro_batches_per_step() * context.size(),
               shape.mesh.world() == 1, arena),
+      fp8(fp8_options(shape.config), fp8_products(shape), registry.parameters, arena),
       stages(make_stages(shape, rank, registry,
                          {.B = shape.config.batch.micro_batch,
                           .T = shape.config.sequence_length() / context.size(),
@@ -67,6 +68,7 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                           .z_loss = static_cast<float>(shape.config.optimizer.z_loss),
                           .routers = &routers,
                           .router_losses = router_losses(shape.config),
+                          .fp8 = &fp8,
                           .tensor = &tensor,
                           .context = &context},
                          parameters, arena)),
@@ -94,6 +96,10 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                         : 0),
       batches_(static_cast<size_t>(model.batches_in_use())) {
     stream.settings = kernel_settings(shape.config);
+    if (fp8 && stream.device.is_cuda())
+        throw Error(
+            "precision.fp8 is for device = \"cpu\" so far; set precision.fp8 to \"off\" or device "
+            "to \"cpu\"");
     if (tensor.is_split() || model.ranks() > 1)
         pass_generator_.emplace(model, arena);
     else
@@ -113,7 +119,7 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
         arena.take(TrainLoader::buffer_bytes(loader_options(shape.config, shape.mesh, rank)),
                    Purpose::staging);
     if (!shape.config.saves_in_background()) return;
-    std::vector<StateCopy::Other> beside(3);
+    std::vector<StateCopy::Other> beside(4);
     beside[saved_spikes] = {optimizer.spike_history_on_device(), sizeof(SpikeHistory)};
     if (routers)
         beside[saved_router_counts] = {routers.last_on_device().data,
@@ -121,6 +127,7 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
     if (const Grids* grids = parameters.grids())
         beside[saved_grids] = {grids->exponents_on_device().data(),
                                grids->exponents_on_device().size_bytes()};
+    beside[saved_fp8] = {fp8.on_device().data(), fp8.on_device().size_bytes()};
     state_copy.emplace(arena, parameters, beside);
     optimizer.wait_for(*state_copy);
 }
@@ -136,6 +143,7 @@ void Trainer::connect(const Mesh& mesh) {
 void Trainer::begin_step(int micro_batches, int most) {
     optimizer.begin_step(stream);
     routers.begin_step(stream);
+    fp8.begin_step(stream);
     fingerprints.begin_step(stream);
     parameters.gradients.begin_step(micro_batches, most);
     actions_ = &model.actions(most);
@@ -157,7 +165,7 @@ void Trainer::load(int micro_batch, TrainLoader& loader) {
 void Trainer::load(int micro_batch, const TokenBatch& batch) {
     TokenBatch& own = batches_[static_cast<size_t>(micro_batch) % batches_.size()];
     own = batch;
-    own.limits_experts = true;
+    own.trains = true;
 }
 
 void Trainer::execute(const PipelineAction& action) {
@@ -204,15 +212,17 @@ void Trainer::update(const OptimizerStep& args, float scale, float clip) {
     const TraceSpan host(TraceTrack::host, "update"), span(TraceTrack::device, stream, "update");
     const StepClock::Interval interval(&clock, stream, StepPhase::optimizer);
     routers.add_over_ranks(stream, parameters, tensor.rank() == 0);
+    fp8.add_over_ranks(stream, parameters);
     optimizer.update(stream, args, scale, clip);
     routers.finish_step(stream, optimizer.state_on_device());
+    fp8.finish_step(stream, optimizer.state_on_device());
     if (counts_losses_)
         keep_at_spike(stream, optimizer.state_on_device(),
                       {.to = kept_losses_,
                        .stride = kept_micro_batches,
                        .from = losses_,
                        .n = micro_batches_with_losses()});
-    outcomes.push(stream, optimizer, routers);
+    outcomes.push(stream, optimizer, routers, fp8);
 }
 
 std::vector<double> Trainer::losses_at_spike(int64_t spike) const {
@@ -250,8 +260,9 @@ void Trainer::warm_up() {
     std::ranges::generate(evaluation_batch.tokens, token);
     std::ranges::generate(evaluation_batch.targets, token);
     std::ranges::fill(evaluation_batch.doc_start, 0);
-    const TokenBatch batch = evaluation_batch.upload(stream);
+    TokenBatch batch = evaluation_batch.upload(stream);
     model.evaluate(stream, batch);
+    batch.trains = bool{fp8};  // the kernels of a step
     // A product is timed when it first overwrites its result, as in a step's first micro-batch.
     for (const bool exchanges : {false, true}) {
         if (exchanges && reserved_sms_ == 0) continue;
@@ -278,22 +289,24 @@ OutcomeQueue::OutcomeQueue(Arena& arena)
     for (Event& event : arrived_) event = Event(arena.device());
 }
 
-void OutcomeQueue::push(Stream& stream, const Optimizer& optimizer, RouterCounts& routers) {
+void OutcomeQueue::push(Stream& stream, const Optimizer& optimizer, RouterCounts& routers,
+                        Fp8Scales& fp8) {
     assert(pushed_ - popped_ < capacity);
     const int place = static_cast<int>(pushed_ % capacity);
     Numbers& to = outcomes_[place];
     copy(stream, &to.state, optimizer.state_on_device(), sizeof to.state);
     copy(stream, &to.sums, optimizer.sums(), optimizer.sums_bytes());
     routers.copy_to_host(stream, place);
+    fp8.copy_to_host(stream, place);
     arrived_[pushed_++ % capacity].record(stream);
 }
 
-StepOutcome OutcomeQueue::pop(const RouterCounts& routers) {
+StepOutcome OutcomeQueue::pop(const RouterCounts& routers, Fp8Scales& fp8) {
     assert(popped_ < pushed_);
     const int place = static_cast<int>(popped_ % capacity);
     arrived_[place].wait();
     ++popped_;
-    return {outcomes_[place].state, outcomes_[place].sums, routers.report(place)};
+    return {outcomes_[place].state, outcomes_[place].sums, routers.report(place), fp8.found(place)};
 }
 
 }  // namespace train_gpt

@@ -7,6 +7,7 @@
 
 #include "dataloader/loader.h"
 #include "kernels/adamw.h"
+#include "model/fp8_scales.h"
 #include "model/generator.h"
 #include "model/pass_generator.h"
 #include "model/pipeline.h"
@@ -28,6 +29,7 @@ struct StepOutcome {
     StepState state;
     StepSums sums;  // over all ranks
     RouterReport routers;
+    Fp8Found fp8;
 };
 
 /// Outcomes of steps on their way to the host, which may be a step ahead of the device.
@@ -35,9 +37,9 @@ class OutcomeQueue {
   public:
     explicit OutcomeQueue(Arena& arena);
     /// Enqueues the copy of a step's outcome. At most `capacity` outcomes may be in flight.
-    void push(Stream& stream, const Optimizer& optimizer, RouterCounts& routers);
+    void push(Stream& stream, const Optimizer& optimizer, RouterCounts& routers, Fp8Scales& fp8);
     /// Waits for the oldest outcome and returns it.
-    StepOutcome pop(const RouterCounts& routers);
+    StepOutcome pop(const RouterCounts& routers, Fp8Scales& fp8);
 
     static constexpr int capacity = 2;
 
@@ -95,7 +97,7 @@ struct Trainer {
     /// it; none on ranks without losses.
     std::vector<double> losses_at_spike(int64_t spike) const;
     /// The outcome of the oldest step that has not been asked for. Waits for it.
-    StepOutcome outcome() { return outcomes.pop(routers); }
+    StepOutcome outcome() { return outcomes.pop(routers, fp8); }
     /// The update after a step's micro-batches.
     void update(const OptimizerStep& args, float scale, float clip);
 
@@ -116,6 +118,7 @@ struct Trainer {
     ContextGroup context;
     ParameterStore parameters;
     RouterCounts routers;
+    Fp8Scales fp8;
     std::vector<std::unique_ptr<Stage>> stages;
     Pipeline model;  // executes the stages
     Optimizer optimizer;
@@ -127,7 +130,7 @@ struct Trainer {
     /// Present if checkpoints are written in the background (Config::saves_in_background).
     std::optional<StateCopy> state_copy;
     /// What it copies beside the masters and slots: StateCopy::other().
-    enum SavedBeside : size_t { saved_spikes, saved_router_counts, saved_grids };
+    enum SavedBeside : size_t { saved_spikes, saved_router_counts, saved_grids, saved_fp8 };
     void* loader_memory = nullptr;  // TrainLoader's ring of batches
 
   private:

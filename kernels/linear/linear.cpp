@@ -185,20 +185,22 @@ bool products_depend_on_threads(const Stream& stream) {
 void linear_forward(Stream& stream, const LinearForward& args) {
     const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, linear_forward(stream, args));
+    const Tensor& w = args.w.values;
     const DType dtype = args.x.dtype, out_dtype = args.out.dtype;
-    const int64_t M = args.x.rows(), K = args.x.cols(), N = args.w.rows();
-    assert(is_matrix(args.w, N, K, dtype) && is_matrix(args.out, M, N, out_dtype));
+    const int64_t M = args.x.rows(), K = args.x.cols(), N = w.rows();
+    assert(is_matrix(w, N, K, dtype) && is_matrix(args.out, M, N, out_dtype));
     assert(out_dtype == dtype || (out_dtype == DType::fp32 && !args.residual && !args.preact));
     assert(!args.bias || (args.bias.numel() == N && args.bias.dtype == dtype));
     assert(!args.residual || (is_matrix(args.residual, M, N, dtype) && !args.preact));
     assert(!args.preact || is_matrix(args.preact, M, N, dtype));
+    if (args.w.scales) return linear_forward_fp8(stream, args);
 
     ProductsWithB products(stream, M);
     const auto product = [&](Tensor out, Tensor x) {
         const GemmShape shape{
             GemmOp::nt, dtype, out_dtype, bool{args.bias}, bool{args.residual}, false,
             x.rows(),   N,     K};
-        products(shape, {out.data, x.data, args.w.data, args.bias.data, args.residual.data});
+        products(shape, {out.data, x.data, w.data, args.bias.data, args.residual.data});
     };
     if (!args.preact) {
         product(args.out, args.x);
@@ -223,14 +225,16 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
     const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, linear_backward_input(stream, args));
     const DType dtype = args.dy.dtype;
-    const int64_t M = args.dy.rows(), N = args.dy.cols(), K = args.w.cols();
-    assert(is_matrix(args.w, N, K, dtype) && is_matrix(args.dx, M, K, dtype));
+    const Tensor& w = args.w.values;
+    const int64_t M = args.dy.rows(), N = args.dy.cols(), K = w.cols();
+    assert(is_matrix(w, N, K, dtype) && is_matrix(args.dx, M, K, dtype));
     assert(!args.preact || is_matrix(args.preact, M, K, dtype));
+    if (args.w.scales) return linear_backward_input_fp8(stream, args);
 
     ProductsWithB products(stream, M);
     const auto product = [&](Tensor dx, Tensor dy) {
         const GemmShape shape{GemmOp::nn, dtype, dtype, false, false, false, dy.rows(), K, N};
-        products(shape, {dx.data, dy.data, args.w.data});
+        products(shape, {dx.data, dy.data, w.data});
     };
     if (!args.preact) {
         product(args.dx, args.dy);
@@ -261,11 +265,20 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
     assert(is_matrix(args.x, M, K, dtype) && args.dw.dtype == DType::fp32);
     const GemmShape shape{GemmOp::tn,         dtype, DType::fp32, false, false,
                           args.dw.accumulate, N,     K,           M};
-    ProductsWithB(stream, N)(shape, {args.dw.data, args.dy.data, args.x.data});
+    if (args.scales && args.scales->weight_gradient)
+        linear_backward_weight_fp8(stream, args);
+    else
+        ProductsWithB(stream, N)(shape, {args.dw.data, args.dy.data, args.x.data});
     if (args.dbias) column_sums(stream, args.dbias, args.dy);
 }
 
 size_t linear_scratch_bytes(const Stream& stream, DType dtype, int64_t M, int64_t N, int64_t K) {
+    if (stream.settings.fp8) {
+        Stream plain = stream;
+        plain.settings.fp8 = false;
+        return std::max(linear_scratch_bytes(plain, dtype, M, N, K),
+                        linear_fp8_scratch_bytes(plain, dtype, M, N, K));
+    }
     TRAIN_GPT_ON_CUDA(stream.device, linear_scratch_bytes(dtype, M, N, K));
     size_t bytes = column_sum_scratch_bytes(M, N);
     const auto cover = [&](const GemmShape& shape) {
@@ -295,15 +308,15 @@ size_t linear_scratch_bytes(const Stream& stream, DType dtype, int64_t M, int64_
 
 Cost cost_of(const LinearForward& a) {
     return {"linear_forward",
-            bytes_of(a.x) + bytes_of(a.w) + bytes_of(a.bias) + bytes_of(a.residual) +
+            bytes_of(a.x) + bytes_of(a.w.values) + bytes_of(a.bias) + bytes_of(a.residual) +
                 bytes_of(a.preact) + bytes_of(a.out),
-            product_flops(a.x, a.w)};
+            product_flops(a.x, a.w.values)};
 }
 
 Cost cost_of(const LinearBackwardInput& a) {
     return {"linear_backward_input",
-            bytes_of(a.dy) + bytes_of(a.w) + bytes_of(a.preact) + bytes_of(a.dx),
-            product_flops(a.dy, a.w)};
+            bytes_of(a.dy) + bytes_of(a.w.values) + bytes_of(a.preact) + bytes_of(a.dx),
+            product_flops(a.dy, a.w.values)};
 }
 
 Cost cost_of(const LinearBackwardWeight& a) {

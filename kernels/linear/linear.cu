@@ -235,11 +235,11 @@ void linear_forward(Stream& stream, const LinearForward& args) {
               .in = dtype,
               .out = args.out.dtype,
               .m = args.x.rows(),
-              .n = args.w.rows(),
+              .n = args.w.values.rows(),
               .k = args.x.cols(),
               .d = product.data,
               .a = args.x.data,
-              .b = args.w.data,
+              .b = args.w.values.data,
               .residual = args.residual.data,
               .vector = args.bias.data};
     const auto separate = [&] {
@@ -273,11 +273,11 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
               .in = dtype,
               .out = dtype,
               .m = args.dy.rows(),
-              .n = args.w.cols(),
+              .n = args.w.values.cols(),
               .k = args.dy.cols(),
               .d = args.dx.data,
               .a = args.dy.data,
-              .b = args.w.data};
+              .b = args.w.values.data};
     const auto separate = [&] {
         gemm(stream, call);
         if (args.preact) launch_multiply_by_slope(stream, args.dx, args.preact);

@@ -4,10 +4,38 @@
 // and preact are absent: the logits of a router. Products are summed in fp32. In bf16 the sum, bias
 // and residual are added in fp32 and rounded once where the library allows it.
 #pragma once
+#include <concepts>
+
 #include "base/tensor.h"
 #include "device/stream.h"
+#include "kernels/fp8.h"
 
 namespace train_gpt {
+
+/// How a layer's products are computed in fp8 (fp8.h): each reads its two matrices rounded, x and w
+/// to e4m3 and dy to e5m2, and sums products of codes in fp32. The scales are divided out of the
+/// sums, before bias, residual and activation. A product reads both matrices along the dimension
+/// over which it sums, as tensor cores do. N and K are multiples of fp8_multiple, and for weight
+/// gradients M is.
+struct ProductScales {
+    Fp8Scaling x, w, dy;
+    bool weight_gradient = true;  // is in fp8, too; else in the dtype of x and dy
+};
+/// Codes of rows and columns come in whole 16 bytes.
+inline constexpr int64_t fp8_multiple = 16;
+
+/// A weight as products read it.
+struct Operand {
+    Tensor values;
+    const ProductScales* scales = nullptr;  // null: products are in the dtype of the values
+
+    Operand() = default;
+    Operand(const Tensor& values_, const ProductScales* scales_)
+        : values(values_), scales(scales_) {}
+    /// A tensor, or what converts to one.
+    template <std::convertible_to<Tensor> T>
+    Operand(const T& values_) : values(values_) {}  // NOLINT(google-explicit-constructor)
+};
 
 /// out = x·wᵀ (+ bias) (+ residual)               without preact
 /// preact = x·wᵀ (+ bias), out = gelu(preact)     with preact (then no residual)
@@ -15,7 +43,8 @@ namespace train_gpt {
 /// (gelu.h) of the stored preact (in bf16 on CUDA, possibly of the value before rounding). residual
 /// may not alias out. Any number of rows >= 1 is allowed.
 struct LinearForward {
-    Tensor out, x, w;
+    Tensor out, x;
+    Operand w;
     Tensor bias = {}, residual = {}, preact = {};
 };
 void linear_forward(Stream& stream, const LinearForward& args);
@@ -24,7 +53,8 @@ void linear_forward(Stream& stream, const LinearForward& args);
 /// dx = (dy·w) ⊙ gelu'(preact)     with preact [M, K]: the layer's input was gelu(preact)
 /// dy [M, N], w [N, K], dx [M, K].
 struct LinearBackwardInput {
-    Tensor dx, dy, w;
+    Tensor dx, dy;
+    Operand w;
     Tensor preact = {};
 };
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args);
@@ -35,10 +65,12 @@ struct LinearBackwardWeight {
     GradientSink dw;
     Tensor x, dy;
     GradientSink dbias = {};
+    const ProductScales* scales = nullptr;  // as Operand::scales; sums of columns are of dy itself
 };
 void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args);
 
-/// The scratch memory that the three calls need for up to M rows of a layer with weight [N, K].
+/// The scratch memory that the three calls need for up to M rows of a layer with weight [N, K]; in
+/// fp8, too, where KernelSettings::fp8 says that there are such products.
 size_t linear_scratch_bytes(const Stream& stream, DType dtype, int64_t M, int64_t N, int64_t K);
 
 /// Whether the bits of products may depend on the number of threads: where oneDNN computes some.
@@ -48,6 +80,13 @@ bool products_depend_on_threads(const Stream& stream);
 Cost cost_of(const LinearForward& args);
 Cost cost_of(const LinearBackwardInput& args);
 Cost cost_of(const LinearBackwardWeight& args);
+
+/// The same in fp8 (linear_fp8.cpp): what the calls above do with scales.
+void linear_forward_fp8(Stream& stream, const LinearForward& args);
+void linear_backward_input_fp8(Stream& stream, const LinearBackwardInput& args);
+/// Without dbias.
+void linear_backward_weight_fp8(Stream& stream, const LinearBackwardWeight& args);
+size_t linear_fp8_scratch_bytes(const Stream& stream, DType dtype, int64_t M, int64_t N, int64_t K);
 
 namespace cuda {  // linear.cu
 void linear_forward(Stream& stream, const LinearForward& args);

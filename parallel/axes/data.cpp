@@ -106,7 +106,8 @@ Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
             (mesh.world() - 1) * sums.fp64 * int64_t{sizeof(double)} +
             2 * (mesh.world() - 1) * sums.int64 * int64_t{sizeof(int64_t)} / mesh.world() +
             2 * (mesh.world() - 1) * sums.int32 * int64_t{sizeof(int32_t)} / mesh.world() +
-            2 * (mesh.world() - 1) * sums.fp32 * int64_t{sizeof(float)} / mesh.world();
+            2 * (mesh.world() - 1) * sums.fp32 * int64_t{sizeof(float)} / mesh.world() +
+            2 * (mesh.world() - 1) * sums.amax * int64_t{sizeof(float)} / mesh.world();
     // Bytes of whole groups, of which each rank sends (ranks − 1) / ranks
     std::map<SumOver, std::pair<int64_t, int64_t>> moved;
     for (const GradientSum& sum : gradient_sums(buffers.layout(), buffers.parameters(), s)) {

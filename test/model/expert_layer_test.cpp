@@ -264,7 +264,7 @@ TEST_CASE("a capacity that no expert exceeds changes no bit, and evaluations hav
         CHECK(one_less->losses()[0] == all->losses()[0]);
 
         TokenBatch batch = one_less->batch();
-        batch.limits_experts = false;
+        batch.trains = false;
         one_less->model->forward(one_less->stream, 0, batch);
         one_less->model->evaluate_head(one_less->stream, 0, batch);
         CHECK(one_less->losses() == all->losses());

@@ -62,7 +62,7 @@ struct TinyModel {
         return {.tokens = tokens_.as<int32_t>(),
                 .targets = targets_.as<int32_t>(),
                 .doc_start = has_documents_ ? doc_start_.as<int32_t>() : nullptr,
-                .limits_experts = true};
+                .trains = true};
     }
     /// The work of run() without its copies.
     void submit(bool first = true, int micro_batches = 1) {

@@ -52,6 +52,12 @@ constexpr MeshCase few_meshes[] = {
     trains("mistral", 4).bf16().data(2).pipeline(2, "zero_bubble").state("bf16"),
     trains("gpt2", 5).data(3).zero(1).muon().state("bf16"),
     trains("olmoe", 4).data(2).zero(2).state("int8"),
+    trains("gpt2", 5).data(2).fp8("delayed"),
+    trains("llama", 6).bf16().data(4).zero(3).fp8("delayed"),
+    trains("qwen3", 3).bf16().data(3).zero(2).fp8("current"),
+    trains("llama", 4).pipeline(2, "zero_bubble").data(2).zero(1).fp8("delayed"),
+    trains("gpt2", 7).bf16().data(2).pipeline(2, "interleaved", 2).fp8("delayed").muon(),
+    trains("qwen2_moe", 4).bf16().data(2).zero(2).fp8("delayed").offload().state("int8"),
 };
 constexpr MeshCase more_meshes[] = {
     trains("gpt2", 9).data(2).zero(1),
@@ -121,6 +127,8 @@ struct Bits {
     std::vector<double> losses, norms;
     std::vector<std::vector<double>> masters, m, v;
     std::vector<int32_t> exponents, dropped;
+    std::vector<float> fp8;                    // largest magnitudes of operands
+    std::vector<int32_t> saturated;            // operands of each step
     std::vector<std::vector<int32_t>> chosen;  // of each step, how often routers chose each expert
     int repeated = 0;
 };
@@ -161,7 +169,9 @@ Bits bits_of(MeshRun& run, int steps, uint64_t seed) {
         bits.dropped.insert(bits.dropped.end(), outcome.routers.dropped.begin(),
                             outcome.routers.dropped.end());
         bits.chosen.push_back(outcome.routers.chosen);
+        bits.saturated.push_back(outcome.fp8.saturated);
     }
+    bits.fp8 = run.trainer().fp8.history().amax;
     bits.masters = run.values_of(ParameterState::master);
     bits.m = run.values_of("m");
     bits.v = run.values_of("v");
@@ -176,6 +186,8 @@ void check_equal(const DecoderSpec& spec, const Bits& bits, const Bits& expected
     CHECK(bits.exponents == expected.exponents);
     CHECK(bits.dropped == expected.dropped);
     CHECK(bits.chosen == expected.chosen);
+    CHECK(bits.fp8 == expected.fp8);
+    CHECK(bits.saturated == expected.saturated);
     CHECK(bits.repeated == expected.repeated);
     CHECK(bits.repeated > 0);
     const std::vector<Parameter> parameters = registry_of(spec).parameters;

@@ -41,6 +41,7 @@ struct MeshCase {
     bool many_experts = false;   // more than there are tokens for
     const char* state = "fp32";  // optimizer.state_dtype
     bool offload = false;        // memory.offload: all that can be
+    const char* fp8 = "off";     // precision.fp8; products are then wide enough for it
     struct Stages {
         int ranks = 1;
         const char* schedule = "1f1b";
@@ -66,6 +67,7 @@ class MeshRow {
     constexpr MeshRow documents() const { return with(&MeshCase::has_documents, true); }
     constexpr MeshRow exact() const { return with(&MeshCase::exact, true); }
     constexpr MeshRow muon() const { return with(&MeshCase::muon, true); }
+    constexpr MeshRow fp8(const char* recipe) const { return with(&MeshCase::fp8, recipe); }
     constexpr MeshRow offload() const { return with(&MeshCase::offload, true); }
     constexpr MeshRow state(const char* dtype) const { return with(&MeshCase::state, dtype); }
     constexpr MeshRow many_experts() const { return with(&MeshCase::many_experts, true); }
@@ -93,8 +95,8 @@ inline std::string name_of(const MeshCase& c) {
                   c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype,
                   ", context ", c.context, c.has_documents ? ", documents" : "",
                   c.exact ? ", exact" : "", c.muon ? ", muon" : "", ", state in ", c.state,
-                  c.many_experts ? ", many experts" : "", c.offload ? ", offload" : "",
-                  ", pipeline ", c.pipeline.ranks, " ", c.pipeline.schedule, " × ",
+                  c.many_experts ? ", many experts" : "", c.offload ? ", offload" : "", ", fp8 ",
+                  c.fp8, ", pipeline ", c.pipeline.ranks, " ", c.pipeline.schedule, " × ",
                   c.pipeline.per_rank);
 }
 
@@ -159,7 +161,11 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
     // Tensor-parallel ranks share the rows of micro-batches evenly, in up to two chunks.
     // Context-parallel ranks have two chunks of each sequence.
     const int whole_T = c.tensor == 1 ? from(9, 16) : 2 * c.tensor * from(2, 3), B = from(1, 2);
-    const int T = c.context == 1 ? whole_T : 2 * c.context * c.tensor * from(1, 4);
+    const bool fp8 = std::string(c.fp8) != "off";
+    const int T = fp8              ? 16 * c.context
+                  : c.context == 1 ? whole_T
+                                   : 2 * c.context * c.tensor * from(1, 4);
+    const int n_embd = fp8 ? 128 : 32;
     const int kv_heads = std::max(c.tensor, 2 * from(1, 2));
     // Buckets of single blocks, one for all blocks, and of several: one after the other, so that a
     // table of cases has all of them.
@@ -170,7 +176,8 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
         "data.train=synthetic", "model.family=" + family,
         // So many that with ZeRO-3 small buckets, of up to two blocks, take turns more than once.
         concat("model.n_layer=", std::max(from(7, 9), c.pipeline.ranks * c.pipeline.per_rank)),
-        "model.n_head=4", "model.n_embd=32", "model.head_size=8", "model.n_ff=64",
+        "model.n_head=4", concat("model.n_embd=", n_embd), concat("model.head_size=", n_embd / 4),
+        concat("model.n_ff=", 2 * n_embd), concat("precision.fp8=", c.fp8),
         concat("model.n_kv_head=", family == "gpt2" ? 4 : kv_heads),
         concat("model.n_ctx=", T + from(0, 4)),
         // Where there are documents, a few tokens long

@@ -13,6 +13,7 @@
 #include "device/stream.h"
 #include "kernels/muon/muon.h"
 #include "kernels/muon/newton_schulz.h"
+#include "model/fp8_scales.h"
 #include "model/recompute.h"
 #include "model/router_counts.h"
 #include "model/spec.h"
@@ -192,6 +193,12 @@ struct WordsOf<bool> {
 };
 
 template <>
+struct WordsOf<Fp8Recipe> {
+    static constexpr Word<Fp8Recipe> list[] = {
+        {"off", Fp8Recipe::off}, {"delayed", Fp8Recipe::delayed}, {"current", Fp8Recipe::current}};
+};
+
+template <>
 struct WordsOf<PipelineKind> {
     static constexpr Word<PipelineKind> list[] = {{"1f1b", PipelineKind::one_f_one_b},
                                                   {"gpipe", PipelineKind::gpipe},
@@ -339,6 +346,9 @@ struct Config {
     struct Precision {
         OneOf<std::optional<DType>> dtype;  // auto: bf16 if the device multiplies it natively
         OneOf<bool> tf32 = false;           // on a GPU
+        OneOf<Fp8Recipe> fp8 = Fp8Recipe::off;
+        std::vector<std::string> fp8_skip = {};  // Fp8Options::skip
+        OneOf<bool> fp8_weight_gradient = true;
     } precision;
 
     /// What is kept where, and what is computed again instead.

@@ -47,6 +47,8 @@ class Checks {
         schedule();
         sums();
         offload();
+        if (const std::string problem = fp8_problem(config_, spec()); !problem.empty())
+            refuse(problem);
         optimizer();
         // MeshLayout refuses the same sizes, but does not know what else a size must fit.
         if (world_ > 1) refuse_if(mesh_problem(world_, mesh_sizes(config_)));

@@ -159,6 +159,19 @@ constexpr ConfigKey later_keys[] = {
     {KEY(precision.tf32), one_of<bool>(),
      "On a GPU, with `precision.dtype` fp32: compute matrix products on tensor cores, with "
      "operands rounded to TF32's 10 bits of mantissa. Several times faster, but less exact."},
+    {KEY(precision.fp8), one_of<Fp8Recipe>(),
+     "Compute the products of blocks in fp8, with one scale for each of their matrices: e4m3 for "
+     "activations and weights, e5m2 for gradients. `delayed`: a scale follows from the largest "
+     "magnitude in the last 1024 steps; `current`: from this matrix's own, which costs a pass over "
+     "it. Embedding, head, norms, routers, experts, attention itself and evaluation stay in "
+     "`precision.dtype`, and so do small products, which the start of a run lists (docs/fp8.md)."},
+    {KEY(precision.fp8_skip), any_text(),
+     "Products that stay in `precision.dtype`, as a list: a layer (`\"0\"`), a product of all "
+     "layers (`\"qkv\"`, `\"out\"`, `\"up\"`, `\"down\"`, `\"shared_up\"`, "
+     "`\"shared_down\"`), or one of a layer (`\"0.down\"`)."},
+    {KEY(precision.fp8_weight_gradient), one_of<bool>(),
+     "Whether weight gradients, too, are products in fp8 (with sums in fp32); `off`: in "
+     "`precision.dtype`."},
 
     {KEY(memory.recompute), one_of<std::optional<Recompute>>(),
      "What the backward pass recomputes instead of keeping it in memory: nothing, the cheap "

@@ -33,7 +33,8 @@ using KeyField =
                  OneOf<std::optional<Biases>>*, OneOf<std::optional<QkNormKind>>*,
                  OneOf<std::optional<RouterScore>>*, OneOf<Balance>*, OneOf<BalanceLevel>*,
                  OneOf<std::optional<bool>>*, OneOf<std::optional<Positions>>*, OneOf<RopeScaling>*,
-                 OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
+                 OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*,
+                 OneOf<Fp8Recipe>*>;
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 /// 2^53: a double holds every integer up to this number.

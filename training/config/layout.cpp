@@ -129,6 +129,37 @@ RunShape RunShape::with_offload(const Offload& offload) const {
     return shape;
 }
 
+Fp8Options fp8_options(const Config& config) {
+    const auto& p = config.precision;
+    return {.recipe = p.fp8, .weight_gradient = p.fp8_weight_gradient, .skip = p.fp8_skip};
+}
+
+namespace {
+
+std::vector<Fp8Product> products_of(const Config& config, const DecoderSpec& spec) {
+    return products_of(registry_of(spec), fp8_options(config), config.parallel.tensor,
+                       config.sequence_length() / config.parallel.context);
+}
+
+}  // namespace
+
+std::string fp8_problem(const Config& config, const DecoderSpec& spec) {
+    const auto& p = config.precision;
+    if (p.fp8 == Fp8Recipe::off) return "";
+    if (const std::string problem = skip_problem(p.fp8_skip, config.model.n_layer);
+        !problem.empty())
+        return problem;
+    const std::vector<Fp8Product> products = products_of(config, spec);
+    if (std::ranges::any_of(products, &Fp8Product::is_fp8)) return "";
+    return concat("precision.fp8 = \"", p.fp8.word(),
+                  "\", but no product of a block can be in fp8: ", products.front().name,
+                  " cannot, since ", products.front().reason, "; set precision.fp8 to \"off\"");
+}
+
+std::vector<Fp8Product> fp8_products(const RunShape& shape) {
+    return products_of(shape.config, shape.spec);
+}
+
 LoaderOptions loader_options(const Config& config, const MeshLayout& mesh, int rank) {
     return {.seed = config.seed,
             .B = config.batch.micro_batch,
@@ -219,7 +250,8 @@ StepNumbers sums_of_step(const RunShape& shape) {
     for (int l = 0; l < shape.spec.n_layer; ++l)
         if (shape.spec.has_experts(l)) chosen += experts.n_expert;
     StepNumbers numbers{.int32 = RouterCounts::totals(shape.spec),
-                        .fp32 = experts.selection_bias ? chosen : 0};
+                        .fp32 = experts.selection_bias ? chosen : 0,
+                        .amax = Fp8Scales::operands(fp8_products(shape))};
     if (shape.config.parallel.sums == GradientSums::exact) {
         numbers.fp64 = losses;
         numbers.int64 = GridLayout(model.parameters, shape.mesh.size(Axis::tensor)).sums();
@@ -326,7 +358,8 @@ KernelSettings kernel_settings(const Config& config) {
             .attention = attention,
             .deterministic = k.deterministic,
             .autotune = k.autotune,
-            .tf32 = config.precision.tf32};
+            .tf32 = config.precision.tf32,
+            .fp8 = config.precision.fp8 != Fp8Recipe::off};
 }
 
 }  // namespace train_gpt

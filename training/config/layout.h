@@ -10,6 +10,7 @@
 #include "dataloader/loader.h"
 #include "device/device.h"
 #include "device/stream.h"
+#include "model/fp8_scales.h"
 #include "model/recompute.h"
 #include "model/registry.h"
 #include "model/spec.h"
@@ -54,6 +55,10 @@ struct Offload {
 /// memory.offload; nothing if it is "auto".
 std::optional<Offload> offload_of(const Config& config);
 
+Fp8Options fp8_options(const Config& config);
+/// What is wrong with what it asks for; empty if nothing is.
+std::string fp8_problem(const Config& config, const DecoderSpec& spec);
+
 /// The mesh of this many ranks. Throws Error where the configuration's sizes do not divide them.
 MeshSizes mesh_sizes(const Config& config);
 MeshLayout mesh_of(const Config& config, int world);
@@ -90,6 +95,9 @@ TensorOptions tensor_options(const Config& config, const TensorRank& rank);
 /// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor
 /// that works, where tensor-parallel ranks cannot share the model.
 RankRegistry registry_of_rank(const RunShape& shape, int rank);
+
+/// The products of all blocks, and which of them are in fp8; none without precision.fp8.
+std::vector<Fp8Product> fp8_products(const RunShape& shape);
 
 // ---- What the run has ---------------------------------------------------------------------------
 

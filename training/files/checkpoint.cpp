@@ -16,6 +16,7 @@
 #include "training/commands/version.h"
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
+#include "training/files/fp8_file.h"
 #include "training/files/grids_file.h"
 #include "training/files/optimizer_files.h"
 #include "training/files/routers_file.h"
@@ -156,6 +157,7 @@ std::string CheckpointFiles::write_own(bool first_rank) const {
         if (!c.grids.empty()) add(write_grids(directory_, parameters.grids()->layout(), c.grids));
         if (c.spikes) add(write_spikes(directory_, *c.spikes));
         if (!c.routers.empty()) add(write_routers(directory_, c.spec.experts.n_expert, c.routers));
+        if (!c.fp8.amax.empty()) add(write_fp8(directory_, c.fp8));
         if (c.position) {
             write_position(directory_, *c.position);
             add("position.json");

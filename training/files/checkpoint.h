@@ -31,6 +31,7 @@
 #include "base/file.h"
 #include "dataloader/verify.h"
 #include "kernels/spikes.h"
+#include "model/fp8_scales.h"
 #include "model/stage.h"
 #include "parallel/mesh.h"
 #include "parallel/state/state_copy.h"
@@ -55,6 +56,7 @@ struct CheckpointContents {
     std::optional<SpikeHistory> spikes = {};   // of a training run
     std::vector<int32_t> routers = {};         // of one with experts (RouterCounts::last_counts)
     std::vector<int32_t> grids = {};           // of one with exact sums (Grids::exponents)
+    Fp8History fp8 = {};                       // of one with delayed scaling
     bool deterministic = true;                 // AttentionUse::same_bits
     std::string history = {};                  // RunHistory::head(), on the first rank
     std::filesystem::path history_path = {};   // of the file with that line

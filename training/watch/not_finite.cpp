@@ -26,6 +26,9 @@ std::string describe_not_finite(const RunStart& start, const TrainLoader& loader
     if (first)
         text += concat(", in micro-batch ", first->first + 1, " of ", start.micro_batches_of(step),
                        ", on rank ", first->second);
+    if (const int operand = outcome.fp8.not_finite; operand >= 0)
+        text += concat("; the first operand of fp8 products that is not finite is the ",
+                       start.trainer.fp8.name_of(operand));
     return text + describe_router_not_finite(expert_layers(start.data.spec()), outcome.routers);
 }
 

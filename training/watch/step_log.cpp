@@ -135,6 +135,7 @@ void StepLog::write(const StepReport& r, const StepOutcome& outcome) {
     if (const double share = bubble_share(r.times); share > 0) fields.emplace_back("bubble", share);
     for (const auto& [group, bytes] : sent_) fields.emplace_back("bytes_sent/" + group, bytes);
     if (outcome.state.spikes > 0) fields.emplace_back("spikes", outcome.state.spikes);
+    if (start_.trainer.fp8) fields.emplace_back("fp8_saturated", outcome.fp8.saturated);
     if (start_.config.parallel.sums == GradientSums::exact) {
         fields.emplace_back("repeated_steps", std::exchange(repeated_, 0));
         fields.emplace_back("rounded_to_zero", static_cast<double>(outcome.state.lost) /

@@ -1,0 +1,112 @@
+#include "kernels/fp8.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+
+#include "device/profile.h"
+
+namespace train_gpt {
+
+namespace {
+
+constexpr int64_t tile = 64;  // rows and columns: both matrices get whole cache lines
+
+template <class T>
+float largest_magnitude(const T* x, int64_t n) {
+    uint32_t most = 0;
+#pragma omp parallel for simd schedule(static) reduction(max : most)
+    for (int64_t i = 0; i < n; ++i) most = std::max(most, magnitude_of(to_float(x[i])));
+    return std::bit_cast<float>(most);
+}
+
+/// Tiles of rows of x, one after the other; returns the largest magnitude.
+template <class Format, class T>
+float round_tiles(const Fp8Round& args, float scale) {
+    const int64_t rows = args.x.rows(), cols = args.x.cols();
+    const T* x = args.x.as<T>();
+    auto* codes = static_cast<uint8_t*>(args.codes.data);
+    auto* transposed = static_cast<uint8_t*>(args.transposed.data);
+    uint32_t most = 0;
+#pragma omp parallel for collapse(2) schedule(static) reduction(max : most)
+    for (int64_t row = 0; row < rows; row += tile) {
+        for (int64_t col = 0; col < cols; col += tile) {
+            const int64_t height = std::min(tile, rows - row), width = std::min(tile, cols - col);
+            alignas(64) uint8_t own[tile][tile];
+            for (int64_t r = 0; r < height; ++r) {
+                const T* from = x + (row + r) * cols + col;
+                uint8_t* to = own[r];
+#pragma omp simd reduction(max : most)
+                for (int64_t c = 0; c < width; ++c) {
+                    const float value = to_float(from[c]);
+                    most = std::max(most, magnitude_of(value));
+                    to[c] = fp8_code<Format>(value * scale);
+                }
+                if (codes) std::copy_n(to, width, codes + (row + r) * cols + col);
+            }
+            if (!transposed) continue;
+            for (int64_t c = 0; c < width; ++c) {
+                uint8_t* to = transposed + (col + c) * rows + row;
+                for (int64_t r = 0; r < height; ++r) to[r] = own[r][c];
+            }
+        }
+    }
+    return std::bit_cast<float>(most);
+}
+
+}  // namespace
+
+void fp8_round(Stream& stream, const Fp8Round& args) {
+    const Profiled profiled(stream, cost_of(args));
+    assert(!args.codes || args.codes.dtype == DType::uint8);
+    assert(!args.transposed || args.transposed.dtype == DType::uint8);
+    TRAIN_GPT_ON_CUDA(stream.device, fp8_round(stream, args));
+    with_float_type(args.x.dtype, [&](auto type) {
+        using T = decltype(type);
+        float scale = args.scaling.scale ? *args.scaling.scale : 0;
+        if (scale == 0)
+            scale = fp8_scale(largest_magnitude(args.x.as<T>(), args.x.numel()),
+                              largest_of(args.format));
+        const float amax = args.format == Fp8Format::e4m3 ? round_tiles<E4M3, T>(args, scale)
+                                                          : round_tiles<E5M2, T>(args, scale);
+        *args.inverse = 1 / scale;
+        if (args.scaling.amax) *args.scaling.amax = std::max(*args.scaling.amax, amax);
+    });
+}
+
+size_t fp8_round_scratch_bytes(const Stream& stream) {
+    TRAIN_GPT_ON_CUDA(stream.device, fp8_round_scratch_bytes());
+    return 0;
+}
+
+void fp8_update(Stream& stream, const Fp8Update& args, const StepState* state) {
+    TRAIN_GPT_ON_CUDA(stream.device, fp8_update(stream, args, state));
+    Fp8Found& found = *args.found;
+    found.saturated = 0, found.not_finite = -1;
+    for (int64_t i = args.n - 1; i >= 0; --i) {
+        const float largest = i < args.e4m3_count ? E4M3::largest : E5M2::largest;
+        found.saturated += args.scale && saturates(args.amax[i], args.scale[i], largest);
+        if (!(args.amax[i] - args.amax[i] == 0)) found.not_finite = static_cast<int32_t>(i);
+    }
+    if (state->stop || state->overflow || state->skip) return;
+    const int64_t place = found.steps++ % args.H;
+    if (!args.scale) return;
+    std::copy_n(args.amax, args.n, args.history + place * args.n);
+    const int64_t taken = std::min(found.steps, args.H);
+    found.unset = 0;
+    for (int64_t i = 0; i < args.n; ++i) {
+        float most = 0;
+        for (int64_t h = 0; h < taken; ++h) most = std::max(most, args.history[h * args.n + i]);
+        args.scale[i] =
+            fp8_delayed_scale(most, i < args.e4m3_count ? E4M3::largest : E5M2::largest);
+        found.unset += args.scale[i] == 0;
+    }
+}
+
+Cost cost_of(const Fp8Round& a) {
+    // With this call's own scale, x is read twice.
+    const double reads = a.scaling.is_set ? 1 : 2;
+    return {"fp8_round", reads * bytes_of(a.x) + bytes_of(a.codes) + bytes_of(a.transposed), 0};
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,221 @@
+// Rounding to fp8: one pass over a tensor gives its codes, those of its transpose and its largest
+// magnitude. Maxima of magnitudes are integer atomics, which do not depend on the order.
+#include <algorithm>
+#include <cstdint>
+
+#include "device/copy.h"
+#include "device/cuda_queue.h"
+#include "kernels/cuda_block.cuh"
+#include "kernels/fp8.h"
+
+namespace train_gpt::cuda {
+
+namespace {
+
+constexpr int threads_per_block = 256;
+
+/// The largest magnitude of a block's threads goes to *to.
+__device__ __forceinline__ void add_magnitude(unsigned* to, unsigned magnitude) {
+    magnitude = __reduce_max_sync(~0u, magnitude);
+    if (threadIdx.x % warp_size == 0 && magnitude > 0) atomicMax(to, magnitude);
+}
+
+template <class T, int width>
+__global__ void __launch_bounds__(threads_per_block)
+    find_largest(unsigned* largest, const T* x, int64_t n) {
+    const int64_t stride = int64_t{gridDim.x} * threads_per_block * width;
+    unsigned most = 0;
+    for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < n;
+         i += stride) {
+        const Vector<T, width> own = Vector<T, width>::load(x + i);
+#pragma unroll
+        for (int e = 0; e < width; ++e) most = max(most, magnitude_of(to_float(own.values[e])));
+    }
+    add_magnitude(largest, most);
+}
+
+struct RoundTile {
+    uint8_t *codes, *transposed;
+    float* inverse;
+    const float* scale;       // null, or 0: of the largest magnitude
+    const unsigned* largest;  // null: none was looked for
+    unsigned* amax;
+    int64_t rows, cols, tiles;  // tiles of 64 columns
+};
+
+/// A block rounds 64 × 64 elements. A thread reads `width` columns of a row; the transpose goes
+/// through shared memory, whose rows are a multiple of 16 bytes, four banks apart.
+constexpr int tile = 64, tile_stride = tile + 16;
+
+template <class Format, class T, int width>
+__global__ void __launch_bounds__(threads_per_block) round_tile(RoundTile args, const T* x) {
+    constexpr int threads_per_row = tile / width,
+                  rows_at_once = threads_per_block / threads_per_row;
+    __shared__ alignas(16) uint8_t shared[tile][tile_stride];  // [column][row]
+    float scale = args.scale ? *args.scale : 0;
+    if (scale == 0)
+        scale = args.largest ? fp8_scale(__uint_as_float(*args.largest), Format::largest) : 1;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *args.inverse = 1 / scale;
+
+    const int64_t first_row = blockIdx.x / args.tiles * tile,
+                  first_col = blockIdx.x % args.tiles * tile;
+    const int col = static_cast<int>(threadIdx.x) % threads_per_row * width;
+    unsigned most = 0;
+    for (int row = static_cast<int>(threadIdx.x) / threads_per_row; row < tile;
+         row += rows_at_once) {
+        if (first_row + row >= args.rows || first_col + col >= args.cols) continue;
+        const int64_t at = (first_row + row) * args.cols + first_col + col;
+        const Vector<T, width> own = Vector<T, width>::load(x + at);
+        alignas(8) uint8_t codes[width];
+#pragma unroll
+        for (int e = 0; e < width; ++e) {
+            const float value = to_float(own.values[e]);
+            most = max(most, magnitude_of(value));
+            codes[e] = fp8_code<Format>(value * scale);
+            shared[col + e][row] = codes[e];
+        }
+        if (!args.codes) continue;
+        if constexpr (width == 8) {
+            uint2 bytes;
+            __builtin_memcpy(&bytes, codes, sizeof bytes);
+            *reinterpret_cast<uint2*>(args.codes + at) = bytes;
+        } else if constexpr (width == 4) {
+            unsigned bytes;
+            __builtin_memcpy(&bytes, codes, sizeof bytes);
+            *reinterpret_cast<unsigned*>(args.codes + at) = bytes;
+        } else {
+            args.codes[at] = codes[0];
+        }
+    }
+    if (args.amax) add_magnitude(args.amax, most);
+    if (!args.transposed) return;
+    __syncthreads();
+    // Each thread writes 16 rows of a column, as a whole where rows are a multiple of 16.
+    constexpr int piece = 16, pieces = tile / piece;
+    const int column = static_cast<int>(threadIdx.x) / pieces,
+              row = static_cast<int>(threadIdx.x) % pieces * piece;
+    static_assert(threads_per_block == tile * pieces);
+    if (first_col + column >= args.cols || first_row + row >= args.rows) return;
+    uint8_t* const to = args.transposed + (first_col + column) * args.rows + first_row + row;
+    if (args.rows % piece == 0 && reinterpret_cast<uintptr_t>(args.transposed) % piece == 0) {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&shared[column][row]);
+        return;
+    }
+    for (int i = 0; i < piece && first_row + row + i < args.rows; ++i)
+        to[i] = shared[column][row + i];
+}
+
+// --- scales --------------------------------------------------------------------------------------
+
+constexpr int found_threads = 1024;
+
+/// What a step's magnitudes show under the scales that it used. One block.
+__global__ void __launch_bounds__(found_threads)
+    find(Fp8Found* found, const float* amax, const float* scale, int64_t n, int64_t e4m3_count) {
+    __shared__ int saturated, first;
+    if (threadIdx.x == 0) saturated = 0, first = static_cast<int>(n);
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < n; i += found_threads) {
+        const float largest = i < e4m3_count ? E4M3::largest : E5M2::largest;
+        if (scale && saturates(amax[i], scale[i], largest)) atomicAdd(&saturated, 1);
+        if (!(amax[i] - amax[i] == 0)) atomicMin(&first, static_cast<int>(i));
+    }
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    found->saturated = saturated;
+    found->not_finite = first < n ? first : -1;
+}
+
+__device__ bool changes_nothing(const StepState* state) {
+    return state->stop || state->overflow || state->skip;
+}
+
+/// The ring takes the step's magnitudes, of which an element has a thread.
+__global__ void __launch_bounds__(threads_per_block)
+    take_magnitudes(Fp8Update args, const StepState* state) {
+    if (changes_nothing(state)) return;
+    const int64_t i = int64_t{blockIdx.x} * threads_per_block + threadIdx.x;
+    if (i >= args.n) return;
+    const int64_t steps = args.found->steps;
+    args.history[steps % args.H * args.n + i] = args.amax[i];
+    const int64_t taken = steps + 1 < args.H ? steps + 1 : args.H;
+    float most = 0;
+#pragma unroll 8
+    for (int64_t h = 0; h < taken; ++h) most = fmaxf(most, args.history[h * args.n + i]);
+    args.scale[i] = fp8_delayed_scale(most, i < args.e4m3_count ? E4M3::largest : E5M2::largest);
+}
+
+__global__ void __launch_bounds__(found_threads)
+    count_step(Fp8Update args, const StepState* state) {
+    if (changes_nothing(state)) return;
+    __shared__ int unset;
+    if (threadIdx.x == 0) unset = 0;
+    __syncthreads();
+    for (int64_t i = threadIdx.x; args.scale && i < args.n; i += found_threads)
+        if (args.scale[i] == 0) atomicAdd(&unset, 1);
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    ++args.found->steps;
+    if (args.scale) args.found->unset = unset;
+}
+
+}  // namespace
+
+size_t fp8_round_scratch_bytes() { return 256; }
+
+void fp8_round(Stream& stream, const Fp8Round& args) {
+    const int64_t rows = args.x.rows(), cols = args.x.cols(), n = args.x.numel();
+    auto* const largest = stream.scratch_for<unsigned>(fp8_round_scratch_bytes());
+    const bool looks = !args.scaling.is_set;
+    if (looks) cuda::clear(stream, largest, sizeof *largest);
+    const int64_t tiles = ceil_div<int64_t>(cols, tile);
+    const RoundTile to{.codes = static_cast<uint8_t*>(args.codes.data),
+                       .transposed = static_cast<uint8_t*>(args.transposed.data),
+                       .inverse = args.inverse,
+                       .scale = args.scaling.scale,
+                       .largest = looks ? largest : nullptr,
+                       .amax = reinterpret_cast<unsigned*>(args.scaling.amax),
+                       .rows = rows,
+                       .cols = cols,
+                       .tiles = tiles};
+    with_element_type(args.x.dtype, [&](auto type) {
+        using T = decltype(type);
+        const auto* x = static_cast<const T*>(args.x.data);
+        const bool aligned = is_aligned(args.x.data) && is_aligned(args.codes.data);
+        with_width<T>(cols, aligned, [&](auto width) {
+            if (looks) {
+                constexpr int blocks_per_multiprocessor = 8;
+                const int64_t blocks = std::min<int64_t>(
+                    ceil_div<int64_t>(n, threads_per_block * width),
+                    limits_of(stream).multiprocessors * blocks_per_multiprocessor);
+                find_largest<T, width>
+                    <<<static_cast<unsigned>(blocks), threads_per_block, 0, stream_of(stream)>>>(
+                        largest, x, n);
+                CUDA_CHECK_LAUNCH();
+            }
+            const auto blocks = static_cast<unsigned>(ceil_div<int64_t>(rows, tile) * tiles);
+            if (args.format == Fp8Format::e4m3)
+                round_tile<E4M3, T, width>
+                    <<<blocks, threads_per_block, 0, stream_of(stream)>>>(to, x);
+            else
+                round_tile<E5M2, T, width>
+                    <<<blocks, threads_per_block, 0, stream_of(stream)>>>(to, x);
+            CUDA_CHECK_LAUNCH();
+        });
+    });
+}
+
+void fp8_update(Stream& stream, const Fp8Update& args, const StepState* state) {
+    find<<<1, found_threads, 0, stream_of(stream)>>>(args.found, args.amax, args.scale, args.n,
+                                                     args.e4m3_count);
+    CUDA_CHECK_LAUNCH();
+    if (args.scale) {
+        const auto blocks = static_cast<unsigned>(ceil_div<int64_t>(args.n, threads_per_block));
+        take_magnitudes<<<blocks, threads_per_block, 0, stream_of(stream)>>>(args, state);
+        CUDA_CHECK_LAUNCH();
+    }
+    count_step<<<1, found_threads, 0, stream_of(stream)>>>(args, state);
+    CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace train_gpt::cuda

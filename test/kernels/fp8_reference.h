@@ -1,0 +1,43 @@
+// The numbers of fp8, from the definition of the formats (Micikevicius et al., arXiv 2209.05433).
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "kernels/fp8.h"
+
+namespace train_gpt::fp8_reference {
+
+inline const char* name_of(Fp8Format format) { return format == Fp8Format::e4m3 ? "e4m3" : "e5m2"; }
+inline float largest_number(Fp8Format format) {
+    return format == Fp8Format::e4m3 ? 448.0f : 57344.0f;
+}
+
+/// NaN for a code of no finite number.
+inline double number_of(Fp8Format format, int code) {
+    const int mantissa_bits = format == Fp8Format::e4m3 ? 3 : 2,
+              bias = format == Fp8Format::e4m3 ? 7 : 15, magnitude = code % 128,
+              exponent = magnitude >> mantissa_bits, mantissa = magnitude % (1 << mantissa_bits);
+    const double fraction = std::ldexp(mantissa, -mantissa_bits),
+                 value = exponent == 0 ? std::ldexp(fraction, 1 - bias)
+                                       : std::ldexp(1 + fraction, exponent - bias);
+    if (value > largest_number(format)) return std::numeric_limits<double>::quiet_NaN();
+    return code < 128 ? value : -value;
+}
+
+/// The code of the number nearest to a value: of two that are equally near, the even one; beyond
+/// the largest number its own; 0x7f or 0xff for what is not finite.
+inline uint8_t nearest_code(Fp8Format format, float value) {
+    const int sign = std::signbit(value) ? 128 : 0;
+    if (!std::isfinite(value)) return static_cast<uint8_t>(sign + 127);
+    int best = 0;
+    const double x = std::min<double>(std::abs(value), largest_number(format));
+    const auto distance = [&](int code) { return std::abs(number_of(format, code) - x); };
+    for (int code = 1; code < 128; ++code)
+        if (distance(code) < distance(best) || (distance(code) == distance(best) && code % 2 == 0))
+            best = code;
+    return static_cast<uint8_t>(sign + best);
+}
+
+}  // namespace train_gpt::fp8_reference

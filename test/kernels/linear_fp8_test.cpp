@@ -1,0 +1,211 @@
+// Linear layers in fp8: products of rounded operands, against float64.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "test/kernels/fp8_reference.h"
+#include "test/kernels/linear_problem.h"
+
+using namespace train_gpt;
+using namespace train_gpt::linear_problem;
+
+namespace {
+
+/// An operand as the products see it: the numbers of its codes over its scale.
+Values rounded(const Buffer& x, Fp8Format format, float scale) {
+    static_assert(sizeof(double) == 8);
+    std::vector<double> numbers;
+    for (int code = 0; code < 256; ++code)
+        numbers.push_back(fp8_reference::number_of(format, code));
+    Values values = x.values();
+    for (double& value : values)
+        value = numbers[fp8_reference::nearest_code(format, static_cast<float>(value) * scale)] /
+                static_cast<double>(scale);
+    return values;
+}
+
+float largest_of(const Buffer& x) {
+    double largest = 0;
+    for (const double value : x.values()) largest = std::max(largest, std::abs(value));
+    return static_cast<float>(largest);
+}
+
+/// A layer whose scales are its own amax or given ones, with which some elements saturate.
+struct Fp8Layer : Layer {
+    bool given;
+    float x_scale, w_scale, dy_scale;
+    Buffer scales, amax;
+    ProductScales products;
+
+    explicit Fp8Layer(DType dtype)
+        : Layer(dtype, 16 * random_int(1, 6), 16 * random_int(1, 8), 16 * random_int(1, 8)),
+          given(random_int(0, 1) == 1),
+          x_scale(scale(x, 448)),
+          w_scale(scale(w, 448)),
+          dy_scale(scale(dy, 57344)),
+          scales(DType::fp32, {3}, {x_scale, w_scale, dy_scale}),
+          amax(DType::fp32, {3}, {0, 0, 0}) {
+        const auto scaling = [&](int i) {
+            return Fp8Scaling{.scale = given ? scales.as<float>() + i : nullptr,
+                              .amax = amax.as<float>() + i,
+                              .is_set = given};
+        };
+        products = {.x = scaling(0), .w = scaling(1), .dy = scaling(2)};
+    }
+    Operand weight() const { return {w, &products}; }
+    size_t scratch(KernelSettings settings) const {
+        settings.fp8 = true;
+        return scratch_bytes(settings);
+    }
+
+    Values x8() const { return rounded(x, Fp8Format::e4m3, x_scale); }
+    Values w8() const { return rounded(w, Fp8Format::e4m3, w_scale); }
+    Values dy8() const { return rounded(dy, Fp8Format::e5m2, dy_scale); }
+
+  private:
+    float scale(const Buffer& of, float largest) const {
+        const float own = largest / largest_of(of);
+        return given ? own * static_cast<float>(random_int(50, 200)) / 100 : own;
+    }
+};
+
+void for_each_fp8_layer(const std::function<void(const Fp8Layer&, const KernelSettings&)>& check) {
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        for (int i = 0; i < (device_is_simulated() ? 2 : 5); ++i) {
+            const Fp8Layer layer(dtype);
+            CAPTURE(name_of(dtype), layer.M, layer.N, layer.K, layer.given);
+            for_each_product([&](KernelSettings settings) {
+                settings.fp8 = true;
+                check(layer, settings);
+            });
+        }
+}
+
+/// What a plain computation in fp32 of the same rounded operands gives.
+template <class Real>
+Values with_addends(Values sums, const Values& bias, const Values& residual) {
+    for (size_t i = 0; i < sums.size(); ++i) {
+        Real value = static_cast<Real>(sums[i]);
+        if (!bias.empty()) value += static_cast<Real>(bias[i % bias.size()]);
+        if (!residual.empty()) value += static_cast<Real>(residual[i]);
+        sums[i] = static_cast<double>(value);
+    }
+    return sums;
+}
+
+}  // namespace
+
+TEST_CASE("linear_forward in fp8 multiplies rounded operands", "[fp8][linear]") {
+    for_each_fp8_layer([](const Fp8Layer& l, const KernelSettings& settings) {
+        const bool has_bias = random_int(0, 1) == 1, has_preact = random_int(0, 2) == 0,
+                   has_residual = !has_preact && random_int(0, 1) == 1;
+        CAPTURE(has_bias, has_residual, has_preact);
+        Buffer out(l.dtype, {l.M, l.N}), preact(l.dtype, {l.M, l.N});
+        TestStream stream(l.scratch(settings), settings);
+        linear_forward(stream, {.out = out,
+                                .x = l.x,
+                                .w = l.weight(),
+                                .bias = has_bias ? l.bias.tensor() : Tensor{},
+                                .residual = has_residual ? l.residual.tensor() : Tensor{},
+                                .preact = has_preact ? preact.tensor() : Tensor{}});
+        const Values bias = has_bias ? l.bias.values() : Values(),
+                     residual = has_residual ? l.residual.values() : Values();
+        const auto sums = [&](auto real) {
+            using Real = decltype(real);
+            return with_addends<Real>(
+                product_reference<Real>(GemmOp::nt, l.x8(), l.w8(), l.M, l.N, l.K), bias, residual);
+        };
+        check_accuracy("out", l.dtype, (has_preact ? preact : out).values(),
+                       stored_as(l.dtype, sums(float{})), sums(double{}));
+        if (has_preact) {
+            Values activated = preact.values();
+            for (double& value : activated) value = gelu_reference(value);
+            check_accuracy("gelu", l.dtype, out.values(), stored_as(l.dtype, activated), activated);
+        }
+        CHECK(l.amax[0] == largest_of(l.x));
+        CHECK(l.amax[1] == largest_of(l.w));
+        CHECK(l.amax[2] == 0);
+    });
+}
+
+TEST_CASE("linear_backward_input in fp8 multiplies rounded operands", "[fp8][linear]") {
+    for_each_fp8_layer([](const Fp8Layer& l, const KernelSettings& settings) {
+        const bool has_preact = random_int(0, 1) == 1;
+        CAPTURE(has_preact);
+        Buffer dx(l.dtype, {l.M, l.K});
+        TestStream stream(l.scratch(settings), settings);
+        linear_backward_input(stream, {.dx = dx,
+                                       .dy = l.dy,
+                                       .w = l.weight(),
+                                       .preact = has_preact ? l.input_preact.tensor() : Tensor{}});
+        const auto gradient = [&](auto real) {
+            using Real = decltype(real);
+            Values values = product_reference<Real>(GemmOp::nn, l.dy8(), l.w8(), l.M, l.K, l.N);
+            const Values at = l.input_preact.values();
+            for (size_t i = 0; has_preact && i < values.size(); ++i)
+                values[i] =
+                    static_cast<double>(static_cast<Real>(values[i]) *
+                                        static_cast<Real>(gelu_derivative_reference(at[i])));
+            return values;
+        };
+        check_accuracy("dx", l.dtype, dx.values(), stored_as(l.dtype, gradient(float{})),
+                       gradient(double{}));
+        CHECK(l.amax[2] == largest_of(l.dy));
+        CHECK(l.amax[0] == 0);
+    });
+}
+
+TEST_CASE(
+    "linear_backward_weight in fp8 multiplies rounded operands, and sums columns of dy itself",
+    "[fp8][linear]") {
+    for_each_fp8_layer([](const Fp8Layer& l, const KernelSettings& settings) {
+        const bool accumulate = random_int(0, 1) == 1, in_fp8 = random_int(0, 2) > 0;
+        CAPTURE(accumulate, in_fp8);
+        const std::vector<float> before = random_normal(static_cast<size_t>(l.N * l.K)),
+                                 bias_before = random_normal(static_cast<size_t>(l.N));
+        Buffer dw(DType::fp32, {l.N, l.K}), dbias(DType::fp32, {l.N});
+        for (size_t i = 0; accumulate && i < before.size(); ++i) dw.set(i, before[i]);
+        for (size_t i = 0; accumulate && i < bias_before.size(); ++i) dbias.set(i, bias_before[i]);
+        ProductScales scales = l.products;
+        scales.weight_gradient = in_fp8;
+        TestStream stream(l.scratch(settings), settings);
+        linear_backward_weight(stream, {.dw = dw.sink(accumulate),
+                                        .x = l.x,
+                                        .dy = l.dy,
+                                        .dbias = dbias.sink(accumulate),
+                                        .scales = &scales});
+        const auto gradient = [&](auto real) {
+            using Real = decltype(real);
+            Values values = product_reference<Real>(GemmOp::tn, in_fp8 ? l.dy8() : l.dy.values(),
+                                                    in_fp8 ? l.x8() : l.x.values(), l.N, l.K, l.M);
+            for (size_t i = 0; accumulate && i < values.size(); ++i)
+                values[i] = static_cast<double>(static_cast<Real>(values[i]) + before[i]);
+            return values;
+        };
+        check_accuracy("dw", DType::fp32, dw.values(), rounded_to_float(gradient(float{})),
+                       gradient(double{}), cut_off_sums(l.dtype, l.M));
+        Values sums(static_cast<size_t>(l.N)), plain(sums.size());
+        const Values dy = l.dy.values();
+        for (size_t i = 0; i < dy.size(); ++i) sums[i % sums.size()] += dy[i];
+        for (size_t i = 0; accumulate && i < sums.size(); ++i) sums[i] += bias_before[i];
+        for (size_t i = 0; i < sums.size(); ++i) plain[i] = static_cast<float>(sums[i]);
+        for (size_t i = 0; i < sums.size(); ++i)
+            CHECK(std::abs(dbias[i] - sums[i]) <= 1e-4 * std::sqrt(static_cast<double>(l.M)));
+    });
+}
+
+TEST_CASE("products in fp8 do not depend on the number of threads", "[fp8][linear]") {
+    const Fp8Layer l(random_int(0, 1) ? DType::bf16 : DType::fp32);
+    KernelSettings settings{.gemm = KernelSettings::Gemm::own};
+    settings.fp8 = true;
+    check_thread_independence([&] {
+        Buffer out(l.dtype, {l.M, l.N}), dx(l.dtype, {l.M, l.K}), dw(DType::fp32, {l.N, l.K});
+        TestStream stream(l.scratch(settings), settings);
+        linear_forward(stream, {.out = out, .x = l.x, .w = l.weight()});
+        linear_backward_input(stream, {.dx = dx, .dy = l.dy, .w = l.weight()});
+        linear_backward_weight(stream,
+                               {.dw = dw.sink(false), .x = l.x, .dy = l.dy, .scales = &l.products});
+        return out.bytes() + dx.bytes() + dw.bytes();
+    });
+}

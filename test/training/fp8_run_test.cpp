@@ -1,0 +1,374 @@
+// Training in fp8: which products, with which scales, and what happens when numbers outgrow them.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "model/fp8_scales.h"
+#include "test/catch.h"
+#include "test/parallel/mesh_job.h"
+#include "test/random.h"
+#include "test/text.h"
+#include "training/files/checkpoint.h"
+#include "training/files/fp8_file.h"
+#include "training/files/safetensors.h"
+
+using namespace train_gpt;
+using namespace train_gpt::mesh_job;
+
+namespace {
+
+using State = std::vector<std::vector<double>>;
+
+/// A model that is trained in several ways.
+struct Model {
+    uint64_t seed = static_cast<uint64_t>(random_int(0, 1 << 30));
+    const char* family =
+        std::array{"gpt2", "llama", "qwen3"}[static_cast<size_t>(random_int(0, 2))];
+    bool in_bf16 = random_int(0, 1) == 1;
+
+    Config config(const char* recipe) const {
+        MeshRow c = trains(family, 3).fp8("delayed");  // the sizes of one that can be in fp8
+        if (in_bf16) c = c.bf16();
+        Config config = config_of(c, seed, "cpu", false);
+        config.precision.fp8 = std::string_view(recipe);
+        return config;
+    }
+    MeshRun run(const char* recipe) const { return MeshRun(World(), Device{}, config(recipe)); }
+};
+
+/// What an attempt says that is refused.
+template <class F>
+std::string refusal(const F& attempt) {
+    try {
+        attempt();
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "";
+}
+
+/// |a − b| / |b| of all elements together.
+double distance(const State& a, const State& b) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < b.size(); ++i)
+        for (size_t k = 0; k < b[i].size(); ++k) {
+            difference += (a[i][k] - b[i][k]) * (a[i][k] - b[i][k]);
+            size += b[i][k] * b[i][k];
+        }
+    return std::sqrt(difference / size);
+}
+
+double evaluate(MeshRun& run) {
+    const EvaluationBatch& batch = run.trainer().evaluation_batch;
+    for (size_t i = 0; i < batch.tokens.size(); ++i) {
+        batch.tokens[i] = static_cast<int32_t>(i * 7 % static_cast<size_t>(run.spec().vocab_size));
+        batch.targets[i] = static_cast<int32_t>(i * 5 % static_cast<size_t>(run.spec().vocab_size));
+        if (!batch.doc_start.empty()) batch.doc_start[i] = 0;
+    }
+    batch.run(run.trainer().stream, run.trainer().model);
+    return batch.total(run.trainer().stream, run.trainer().model);
+}
+
+/// A copy of one run's weights in another.
+void copy_weights(MeshRun& to, MeshRun& from) {
+    for (size_t i = 0; i < to.trainer().parameters.parameters().size(); ++i) {
+        const int p = static_cast<int>(i);
+        std::vector<float> values(
+            static_cast<size_t>(to.trainer().parameters.parameters()[i].numel()));
+        from.trainer().parameters.state.read(ParameterState::master, p, 0, values);
+        to.trainer().parameters.state.write(ParameterState::master, p, 0, values);
+    }
+}
+
+/// Multiplies the weights of the norm before an MLP, and with them the input of `up`.
+void multiply_norm(MeshRun& run, int layer, float factor) {
+    const Registry& registry = run.trainer().registry.stages.front();
+    const int norm = registry.blocks[static_cast<size_t>(layer)].norm2_w;
+    ParameterState& state = run.trainer().parameters.state;
+    std::vector<float> values(static_cast<size_t>(
+        run.trainer().parameters.parameters()[static_cast<size_t>(norm)].numel()));
+    state.read(ParameterState::master, norm, 0, values);
+    for (float& value : values) value *= factor;
+    state.write(ParameterState::master, norm, 0, values);
+}
+
+/// The largest magnitudes of an operand, step by step.
+std::vector<float> amax_of(const MeshRun& run, const std::string& operand) {
+    const Fp8History history = const_cast<MeshRun&>(run).trainer().fp8.history();
+    const auto at = std::ranges::find(history.operands, operand) - history.operands.begin();
+    std::vector<float> found;
+    for (size_t i = static_cast<size_t>(at); i < history.amax.size(); i += history.operands.size())
+        found.push_back(history.amax[i]);
+    return found;
+}
+
+}  // namespace
+
+TEST_CASE("a step in fp8 has nearly the gradients of other steps, and evaluation is not in fp8",
+          "[fp8][training]") {
+    const Model model;
+    CAPTURE(model.seed, model.family, model.in_bf16);
+    MeshRun plain = model.run("off");
+    const double loss = plain.step().sums.loss;
+    const State expected = plain.gradients();
+    for (const char* recipe : {"delayed", "current"}) {
+        CAPTURE(recipe);
+        MeshRun run = model.run(recipe);
+        CHECK(std::abs(run.step().sums.loss / loss - 1) < 0.01);
+        // Relative roundings of 2^−4 and 2^−3 at most, half as much on average, in few layers
+        const double error = distance(run.gradients(), expected);
+        CHECK(error < 0.2);
+        CHECK(error > 0.005);
+        copy_weights(run, plain);
+        CHECK(evaluate(run) == evaluate(plain));
+    }
+}
+
+TEST_CASE("delayed scaling begins like current scaling, and its weight gradients may stay out",
+          "[fp8][training]") {
+    const Model model;
+    CAPTURE(model.seed, model.family, model.in_bf16);
+    MeshRun delayed = model.run("delayed"), current = model.run("current");
+    CHECK(delayed.step().sums.loss == current.step().sums.loss);
+    CHECK(delayed.gradients() == current.gradients());
+    delayed.step(), current.step();
+    CHECK(delayed.gradients() != current.gradients());
+
+    Config config = model.config("current");
+    config.precision.fp8_weight_gradient = false;
+    MeshRun high(World(), Device{}, config), again = model.run("current");
+    CHECK(high.step().sums.loss == again.step().sums.loss);
+    CHECK(high.gradients() != again.gradients());
+}
+
+TEST_CASE("delayed scales follow from the largest magnitude of all micro-batches before",
+          "[fp8][training]") {
+    const Model model;
+    CAPTURE(model.seed, model.family, model.in_bf16);
+    MeshRun run = model.run("delayed");
+    // The weights are the same in all micro-batches of a step.
+    const int weight = run.trainer().registry.stages.front().blocks[1].up_w;
+    std::vector<float> largest;
+    for (int step = 0; step < 4; ++step) {
+        const Parameter& p = run.trainer().parameters.parameters()[static_cast<size_t>(weight)];
+        std::vector<float> values(static_cast<size_t>(p.numel()));
+        run.trainer().parameters.state.read_weights(weight, 0, values);
+        float most = 0;
+        for (const float value : values) most = std::max(most, std::abs(value));
+        largest.push_back(most);
+        CHECK(run.step().fp8.steps == step + 1);
+    }
+    CHECK(amax_of(run, "weight of 1.up") == largest);
+    for (const float amax : amax_of(run, "gradient of 0.qkv")) CHECK(amax > 0);
+}
+
+TEST_CASE("an activation that grows 2^12 times saturates, is counted, and fits from then on",
+          "[fp8][training]") {
+    const Model model;
+    CAPTURE(model.seed, model.family, model.in_bf16);
+    MeshRun run = model.run("delayed");
+    for (int step = 0; step < 3; ++step) run.step();
+    const int layer = static_cast<int>(random_int(0, run.spec().n_layer - 1));
+    CAPTURE(layer);
+    multiply_norm(run, layer, 0x1p12f);
+    const StepOutcome spike = run.step();
+    CHECK(spike.fp8.saturated > 0);
+    CHECK(spike.fp8.not_finite == -1);
+    CHECK(std::isfinite(spike.sums.loss));
+    CHECK(std::isfinite(spike.state.norm));
+    const std::string operand = concat("input of ", layer, ".up");
+    const std::vector<float> amax = amax_of(run, operand);
+    CHECK(amax.back() > 0x1p10f * amax.front());
+    // The input itself depends on the blocks before, whose scales the spike does not change.
+    run.step();
+    CHECK(amax_of(run, operand).back() < 1.5f * amax.back());
+    multiply_norm(run, layer, 0x1p-12f);
+    for (int step = 0; step < 3; ++step) {
+        const StepOutcome after = run.step();
+        CHECK(std::isfinite(after.sums.loss));
+        CHECK(after.state.stop == 0);
+    }
+    CHECK(amax_of(run, operand).back() < 2 * amax.front());
+}
+
+TEST_CASE("infinity and NaN go through fp8, and the first operand with one is named",
+          "[fp8][training]") {
+    for (const char* recipe : {"delayed", "current"})
+        for (const float value :
+             {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+            const Model model;
+            CAPTURE(recipe, value, model.seed, model.family, model.in_bf16);
+            MeshRun run = model.run(recipe);
+            run.step();
+            const Fp8History before = run.trainer().fp8.history();
+            const int layer = static_cast<int>(random_int(0, run.spec().n_layer - 1));
+            multiply_norm(run, layer, value);
+            const StepOutcome outcome = run.step();
+            CHECK(outcome.state.stop != 0);
+            REQUIRE(outcome.fp8.not_finite >= 0);
+            CHECK(run.trainer().fp8.name_of(outcome.fp8.not_finite) ==
+                  concat("input of ", layer, ".up"));
+            CHECK(run.trainer().fp8.history().amax == before.amax);
+        }
+}
+
+TEST_CASE("a run in fp8 continues from its checkpoint bit for bit, with the scales",
+          "[fp8][checkpoint]") {
+    for (const char* recipe : {"delayed", "current"}) {
+        const Model model;
+        CAPTURE(recipe, model.seed, model.family, model.in_bf16);
+        const TemporaryDirectory folder;
+        MeshRun first = model.run(recipe), second = model.run(recipe);
+        for (int i = 0; i < 3; ++i) first.step();
+        const Fp8History history = first.trainer().fp8.history();
+        const auto checkpoint =
+            save_checkpoint(folder.path(), {.step = 3,
+                                            .config = first.config(),
+                                            .spec = first.spec(),
+                                            .parameters = first.trainer().parameters,
+                                            .fp8 = history});
+        load_training_state(checkpoint, second.trainer().parameters);
+        second.trainer().parameters.weights.gather_all(second.trainer().stream);
+        CHECK(read_fp8(checkpoint, second.trainer().fp8) == (std::string(recipe) == "delayed"));
+        CHECK(second.trainer().fp8.history().amax == history.amax);
+        second.skip(3);
+        for (int i = 0; i < 3; ++i) CHECK(first.step().sums.loss == second.step().sums.loss);
+        CHECK(first.values_of("master") == second.values_of("master"));
+        CHECK(first.trainer().fp8.history().amax == second.trainer().fp8.history().amax);
+    }
+}
+
+TEST_CASE("scales of other products are not taken from a checkpoint, and damage is refused",
+          "[fp8][checkpoint]") {
+    const Model model;
+    CAPTURE(model.seed, model.family, model.in_bf16);
+    MeshRun run = model.run("delayed");
+    for (int i = 0; i < 2; ++i) run.step();
+    const Fp8History history = run.trainer().fp8.history();
+    const TemporaryDirectory folder;
+    CHECK_FALSE(read_fp8(folder.path(), run.trainer().fp8));
+    Fp8History fewer = history;
+    fewer.operands[1] = "input of something else";
+    write_fp8(folder.path(), fewer);
+    CHECK_FALSE(read_fp8(folder.path(), run.trainer().fp8));
+    CHECK(run.trainer().fp8.history().amax == history.amax);
+    for (const float bad :
+         {-1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+        Fp8History damaged = history;
+        damaged.amax[static_cast<size_t>(random_int(0, std::ssize(damaged.amax) - 1))] = bad;
+        write_fp8(folder.path(), damaged);
+        CHECK(contains(refusal([&] { read_fp8(folder.path(), run.trainer().fp8); }),
+                       "negative or not finite"));
+    }
+}
+
+TEST_CASE("a history longer than 1024 steps keeps the last ones", "[fp8]") {
+    const std::vector<Fp8Product> products{{.name = "0.up", .weight = "w", .id = 0}};
+    Arena counting = Arena::counting(Device{});
+    Parameter weight;
+    weight.name = "w", weight.shape = weight.padded = {64, 64};
+    const Fp8Options options{.recipe = Fp8Recipe::delayed};
+    Fp8Scales counted(options, products, {weight}, counting);
+    Arena arena = allocate(counting);
+    Fp8Scales scales(options, products, {weight}, arena);
+    const ProductScales* const of = scales.of(0);
+    REQUIRE(of);
+    CHECK(scales.of(-1) == nullptr);
+    Stream stream;
+    const StepState state;
+    std::vector<float> all;
+    const int64_t steps = Fp8Scales::history_steps + random_int(1, 1500);
+    for (int64_t step = 0; step < steps; ++step) {
+        scales.begin_step(stream);
+        all.push_back(std::abs(random_normal(1)[0]) + 0.1f);
+        *of->x.amax = all.back(), *of->w.amax = 1, *of->dy.amax = 2;
+        scales.finish_step(stream, &state);
+    }
+    const auto first = all.end() - Fp8Scales::history_steps;
+    CHECK(*of->x.scale == 448.0f / *std::max_element(first, all.end()));
+    CHECK(*of->w.scale == 448.0f);
+    CHECK(*of->dy.scale == 28672.0f);
+    const Fp8History history = scales.history();
+    std::vector<float> kept;
+    for (size_t i = 0; i < history.amax.size(); i += 3) kept.push_back(history.amax[i]);
+    CHECK(kept == std::vector<float>(first, all.end()));
+    // Continued, the next scale is the same.
+    scales.set_history(history);
+    CHECK(*of->x.scale == 448.0f / *std::max_element(first, all.end()));
+    scales.begin_step(stream);
+    scales.finish_step(stream, &state);
+    CHECK(*of->x.scale == 448.0f / *std::max_element(first + 1, all.end()));
+}
+
+TEST_CASE("small and unaligned products, experts and those that are named stay out of fp8",
+          "[fp8][config]") {
+    const auto products = [](const std::vector<std::string>& settings,
+                             const std::vector<std::string>& skip, int tensor = 1,
+                             int64_t tokens = 128) {
+        std::vector<std::string> all{"run_dir=unused",   "data.train=synthetic",
+                                     "schedule.steps=1", "model.vocab_size=300",
+                                     "model.n_layer=2",  "model.n_head=4"};
+        all.insert(all.end(), settings.begin(), settings.end());
+        const Config config = parse_config("{}", "test", all);
+        return products_of(registry_of(spec_of(config, 300)),
+                           {.recipe = Fp8Recipe::delayed, .skip = skip}, tensor, tokens);
+    };
+    const auto reasons = [](const std::vector<Fp8Product>& of) {
+        std::string text;
+        for (const Fp8Product& product : of) text += concat(product.name, ":", product.reason, ";");
+        return text;
+    };
+    const std::vector<std::string> wide{"model.n_embd=256"}, narrow{"model.n_embd=128"};
+    CHECK(reasons(products(wide, {})) ==
+          "0.qkv:;0.out:;0.up:;0.down:;1.qkv:;1.out:;1.up:;1.down:;");
+    CHECK(reasons(products(wide, {"1", "out", "0.down"})) ==
+          "0.qkv:;0.out:named in precision.fp8_skip;0.up:;0.down:named in precision.fp8_skip;"
+          "1.qkv:named in precision.fp8_skip;1.out:named in precision.fp8_skip;"
+          "1.up:named in precision.fp8_skip;1.down:named in precision.fp8_skip;");
+    for (const Fp8Product& product : products(narrow, {}, 4))
+        CHECK(product.reason ==
+              (product.name.ends_with("out") ? "32 inputs on a rank are fewer than 64" : ""));
+    CHECK(products({"model.n_embd=120"}, {}).front().reason ==
+          "120 inputs are not a multiple of 16");
+    CHECK(products({"model.n_embd=60"}, {}).front().reason == "60 inputs are fewer than 64");
+    CHECK(contains(products(wide, {}, 1, 24).front().reason, "24 tokens"));
+    const std::vector<Fp8Product> mixture =
+        products({"model.family=olmoe", "model.n_embd=256", "model.n_expert=4",
+                  "model.n_expert_per_token=2", "model.n_ff_expert=64"},
+                 {});
+    CHECK(reasons(mixture).starts_with(
+        "0.qkv:;0.out:;0.up:products of experts;0.down:products of experts;"));
+    CHECK(Fp8Scales::operands(mixture) == 12);
+    CHECK(described(mixture, {.recipe = Fp8Recipe::delayed}, DType::bf16) ==
+          "fp8 (delayed scaling): 4 of 8 products of blocks; in bf16: 0.up, 0.down, 1.up, 1.down "
+          "(products of experts)");
+
+    CHECK(skip_problem({"0", "1", "qkv", "1.down", "shared_up"}, 2).empty());
+    for (const char* wrong : {"", "x", "2", "0.x", "0.", "1up", "-1", "0down", ".up", "up.0"})
+        CHECK(contains(skip_problem({"0", wrong}, 2), concat("precision.fp8_skip has \"", wrong)));
+}
+
+TEST_CASE("a configuration whose products are all too small for fp8 is refused in a sentence",
+          "[fp8][config]") {
+    const auto parse = [](const std::string& width, const std::vector<std::string>& more) {
+        std::vector<std::string> settings{"run_dir=unused",   "data.train=synthetic",
+                                          "schedule.steps=1", "model.vocab_size=300",
+                                          "model.n_head=4",   "model.n_embd=" + width};
+        settings.insert(settings.end(), more.begin(), more.end());
+        return parse_config("{}", "test", settings);
+    };
+    parse("64", {"precision.fp8=delayed"});
+    const std::string small = refusal([&] { parse("32", {"precision.fp8=delayed"}); });
+    CHECK(contains(small, "32 inputs are fewer than 64"));
+    CHECK(contains(small, "set precision.fp8 to \"off\""));
+    CHECK(contains(refusal([&] {
+                       parse("64", {"precision.fp8=current", "precision.fp8_skip=[\"77\"]"});
+                   }),
+                   "the layers are 0 to 11"));
+    CHECK(contains(refusal([&] { parse("64", {"precision.fp8_skip=[\"0\"]"}); }),
+                   "precision.fp8 = off"));
+}

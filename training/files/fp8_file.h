@@ -1,0 +1,18 @@
+// The largest magnitudes of fp8 operands in a checkpoint's last steps, from which the next scales
+// follow: fp8.safetensors, with a tensor F32 [steps] for each operand, oldest step first.
+#pragma once
+#include <filesystem>
+#include <string>
+
+#include "model/fp8_scales.h"
+
+namespace train_gpt {
+
+/// Writes the history into a checkpoint's folder. Returns the file's name.
+std::string write_fp8(const std::filesystem::path& checkpoint, const Fp8History& history);
+
+/// Continues with the history of a checkpoint. Returns false, and changes nothing, if the
+/// checkpoint has none, or not of all of these operands. Throws Error if the file is damaged.
+bool read_fp8(const std::filesystem::path& checkpoint, Fp8Scales& scales);
+
+}  // namespace train_gpt
