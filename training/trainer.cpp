@@ -96,10 +96,6 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                         : 0),
       batches_(static_cast<size_t>(model.batches_in_use())) {
     stream.settings = kernel_settings(shape.config);
-    if (fp8 && stream.device.is_cuda())
-        throw Error(
-            "precision.fp8 is for device = \"cpu\" so far; set precision.fp8 to \"off\" or device "
-            "to \"cpu\"");
     if (tensor.is_split() || model.ranks() > 1)
         pass_generator_.emplace(model, arena);
     else

@@ -45,6 +45,13 @@ cublasLtHandle_t handle_of(const Stream& stream) {
 
 cudaDataType_t cuda_type(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
+/// Of an operand.
+cudaDataType_t cuda_type(DType dtype, Fp8Operands fp8) {
+    return fp8 == Fp8Operands::none   ? cuda_type(dtype)
+           : fp8 == Fp8Operands::e4m3 ? CUDA_R_8F_E4M3
+                                      : CUDA_R_8F_E5M2;
+}
+
 cublasComputeType_t compute_type(bool tf32) {
     return tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
@@ -116,6 +123,8 @@ constexpr const char* op_names[] = {"nt", "nn", "tn"};
 constexpr const char* epilogue_names[] = {"none",      "bias",  "gelu",
                                           "bias_gelu", "dgelu", "column_sums"};
 constexpr const char* dtype_names[] = {"fp32", "bf16"};
+constexpr const char* operand_names[] = {"fp32",      "bf16",      "e4m3/fp32",
+                                         "e4m3/bf16", "e5m2/fp32", "e5m2/bf16"};
 constexpr const char* residual_names[] = {"-", "residual"};
 constexpr const char* tf32_names[] = {"-", "tf32"};
 constexpr const char* separate_names[] = {"product", "separate"};
@@ -147,8 +156,9 @@ GemmPlans::Problem GemmPlans::problem_of(const Gemm& args, const KernelSettings&
             .epilogue = args.epilogue,
             .in = args.in,
             .out = args.out,
+            .fp8 = args.fp8,
             .residual = args.residual != nullptr,
-            .tf32 = settings.tf32 && args.in == DType::fp32,
+            .tf32 = settings.tf32 && args.in == DType::fp32 && args.fp8 == Fp8Operands::none,
             .reserved_sms = settings.reserved_sms,
             .m = args.m,
             .n = args.n,
@@ -174,16 +184,16 @@ void GemmPlans::describe(Plan& plan, const Problem& p) {
         set(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
     if (has_aux(p.epilogue)) set(&plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.n);
 
-    const auto layout = [](cublasLtMatrixLayoutOpaque_t& matrix, DType dtype, int64_t rows,
+    const auto layout = [](cublasLtMatrixLayoutOpaque_t& matrix, cudaDataType_t type, int64_t rows,
                            int64_t cols) {
-        require(
-            cublas_lt().init_layout(&matrix, sizeof matrix, cuda_type(dtype),
-                                    static_cast<uint64_t>(cols), static_cast<uint64_t>(rows), cols),
-            "describing a matrix");
+        require(cublas_lt().init_layout(&matrix, sizeof matrix, type, static_cast<uint64_t>(cols),
+                                        static_cast<uint64_t>(rows), cols),
+                "describing a matrix");
     };
-    layout(plan.a, p.in, a_transposed ? p.k : p.m, a_transposed ? p.m : p.k);
-    layout(plan.b, p.in, b_transposed ? p.n : p.k, b_transposed ? p.k : p.n);
-    layout(plan.d, p.out, p.m, p.n);
+    const Fp8Operands of_b = p.fp8 == Fp8Operands::none ? p.fp8 : Fp8Operands::e4m3;
+    layout(plan.a, cuda_type(p.in, p.fp8), a_transposed ? p.k : p.m, a_transposed ? p.m : p.k);
+    layout(plan.b, cuda_type(p.in, of_b), b_transposed ? p.n : p.k, b_transposed ? p.k : p.n);
+    layout(plan.d, cuda_type(p.out), p.m, p.n);
     if (p.batch == 1) return;
     cublasLtMatrixLayoutOpaque_t* const matrices[] = {&plan.a, &plan.b, &plan.d};
     for (size_t i = 0; i < 3; ++i)
@@ -200,6 +210,8 @@ void GemmPlans::set_count(Plan& plan, int64_t count) {
 static void set_addresses(cublasLtMatmulDesc_t operation, const Gemm& args) {
     if (args.vector) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.vector);
     if (args.aux) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, args.aux);
+    if (args.a_inverse) set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, args.a_inverse);
+    if (args.b_inverse) set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, args.b_inverse);
 }
 
 cublasStatus_t GemmPlans::launch(Stream& stream, const Gemm& args, Plan& plan) {
@@ -332,16 +344,19 @@ bool GemmPlans::run(Stream& stream, const Gemm& args, const SeparateWork* separa
         if (args.batch > 1) set_count(plan, args.count);
         require(launch(stream, args, plan), "multiplying matrices");
     } else if (args.epilogue == Epilogue::none) {
-        throw Error("cuBLASLt ", cublas_lt().version(),
-                    " has no algorithm for a matrix product of ", args.m, "×", args.k, " by ",
-                    args.k, "×", args.n, " (", name_of(args.in), " to ", name_of(args.out), ")");
+        throw Error(
+            "cuBLASLt ", cublas_lt().version(), " has no algorithm for a matrix product of ",
+            args.m, "×", args.k, " by ", args.k, "×", args.n, " (",
+            args.fp8 == Fp8Operands::none ? name_of(args.in) : "fp8", " to ", name_of(args.out),
+            ")", args.fp8 == Fp8Operands::none ? "" : "; name its layer in precision.fp8_skip");
     }
     return plan.use == Use::product;
 }
 
 void GemmPlans::write(std::string& text, const Problem& p, const Kept& kept) {
     std::ostringstream line;
-    line << op_names[static_cast<int>(p.op)] << ' ' << dtype_names[static_cast<int>(p.in)] << ' '
+    line << op_names[static_cast<int>(p.op)] << ' '
+         << operand_names[2 * static_cast<int>(p.fp8) + static_cast<int>(p.in)] << ' '
          << dtype_names[static_cast<int>(p.out)] << ' '
          << epilogue_names[static_cast<int>(p.epilogue)] << ' ' << residual_names[p.residual] << ' '
          << tf32_names[p.tf32] << ' ' << p.m << ' ' << p.n << ' ' << p.k;
@@ -377,7 +392,9 @@ std::map<GemmPlans::Problem, GemmPlans::Kept> GemmPlans::read(const std::string&
         Problem p{};
         Kept kept;
         read_name(from, p.op, op_names);
-        read_name(from, p.in, dtype_names);
+        int operands = 0;
+        read_name(from, operands, operand_names);
+        p.in = static_cast<DType>(operands % 2), p.fp8 = static_cast<Fp8Operands>(operands / 2);
         read_name(from, p.out, dtype_names);
         read_name(from, p.epilogue, epilogue_names);
         read_name(from, p.residual, residual_names);

@@ -30,10 +30,16 @@ enum class Epilogue : uint8_t {
     column_sums,  // d = product, vector = column sums of a [k, m] (op tn)
 };
 
+/// Whether a and b are codes of fp8 (kernels/fp8.h), and a's format. b is then e4m3.
+enum class Fp8Operands : uint8_t { none, e4m3, e5m2 };
+
 /// d = A∘B (+ residual) (+ d, if accumulate), then the epilogue. Matrices are row-major and
 /// contiguous: a and b as GemmOp says, of dtype `in`; d, residual and aux [m, n], of dtype `out`;
 /// vector is a bias [n] of dtype `out`, or sums [m] in fp32. Products are summed in fp32, even if
 /// an algorithm splits k.
+///
+/// With fp8, a and b are codes, the op is nt, and the product is multiplied with *a_inverse ·
+/// *b_inverse, in the device's memory; `in` is the dtype that they were rounded from.
 ///
 /// batch > 1: `count` such products without epilogue, whose a, b and d are so many elements apart.
 /// The algorithm is chosen for `batch` products and used for any number of them.
@@ -46,6 +52,8 @@ struct Gemm {
     void* d = nullptr;
     const void *a = nullptr, *b = nullptr, *residual = nullptr;
     void *vector = nullptr, *aux = nullptr;
+    Fp8Operands fp8 = Fp8Operands::none;
+    const float *a_inverse = nullptr, *b_inverse = nullptr;
     int64_t batch = 1, count = 1;
     std::array<int64_t, 3> strides = {};  // of a, b and d
 };
@@ -106,6 +114,7 @@ class GemmPlans {
         GemmOp op;
         Epilogue epilogue;
         DType in, out;
+        Fp8Operands fp8;
         bool residual, tf32;
         int reserved_sms;
         int64_t m, n, k;

@@ -6,6 +6,7 @@
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/gelu_math.cuh"
+#include "kernels/linear/fp8_operands.h"
 #include "kernels/linear/gemm_cublas.h"
 #include "kernels/linear/linear.h"
 
@@ -242,6 +243,9 @@ void linear_forward(Stream& stream, const LinearForward& args) {
               .b = args.w.values.data,
               .residual = args.residual.data,
               .vector = args.bias.data};
+    if (const ProductScales* scales = args.w.scales)
+        round_operands(stream, call, {args.x, Fp8Format::e4m3, scales->x},
+                       {args.w.values, Fp8Format::e4m3, scales->w});
     const auto separate = [&] {
         Gemm plain = call;
         Tensor missing_bias;
@@ -282,6 +286,11 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
         gemm(stream, call);
         if (args.preact) launch_multiply_by_slope(stream, args.dx, args.preact);
     };
+    if (const ProductScales* scales = args.w.scales) {
+        round_operands(stream, call, {args.dy, Fp8Format::e5m2, scales->dy},
+                       {args.w.values, Fp8Format::e4m3, scales->w, true});
+        return separate();  // cuBLASLt has no such epilogue for fp8
+    }
     if (!args.preact || dtype != DType::bf16) return separate();
     Gemm fused = call;
     fused.epilogue = Epilogue::dgelu;
@@ -304,6 +313,11 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
         gemm(stream, call);
         if (args.dbias) column_sums(stream, args.dbias, args.dy);
     };
+    if (const ProductScales* scales = args.scales; scales && scales->weight_gradient) {
+        round_operands(stream, call, {args.dy, Fp8Format::e5m2, scales->dy, true},
+                       {args.x, Fp8Format::e4m3, scales->x, true});
+        return separate();  // sums of columns are of dy itself
+    }
     // Only where both or none accumulate, both can be repeated when none does, for timing.
     if (!args.dbias || args.dbias.accumulate != args.dw.accumulate) return separate();
     // cuBLASLt can only overwrite with column sums, so those of later micro-batches pass through
@@ -321,6 +335,11 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
 size_t linear_scratch_bytes(DType, int64_t M, int64_t N, int64_t K) {
     return std::max({gemm_workspace_bytes(M, N), gemm_workspace_bytes(M, K),
                      weight_gradient_scratch_bytes(N, K), column_sum_scratch_bytes(M, N)});
+}
+
+size_t linear_fp8_scratch_bytes(int64_t M, int64_t N, int64_t K) {
+    return std::max(
+        {fp8_product_bytes(M, N, K), fp8_product_bytes(M, K, N), fp8_product_bytes(N, K, M)});
 }
 
 }  // namespace train_gpt::cuda

@@ -81,7 +81,7 @@ Cost cost_of(const LinearForward& args);
 Cost cost_of(const LinearBackwardInput& args);
 Cost cost_of(const LinearBackwardWeight& args);
 
-/// The same in fp8 (linear_fp8.cpp): what the calls above do with scales.
+/// The same in fp8 on the CPU (linear_fp8.cpp): what the calls above do with scales.
 void linear_forward_fp8(Stream& stream, const LinearForward& args);
 void linear_backward_input_fp8(Stream& stream, const LinearBackwardInput& args);
 /// Without dbias.
@@ -93,6 +93,7 @@ void linear_forward(Stream& stream, const LinearForward& args);
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args);
 void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args);
 size_t linear_scratch_bytes(DType dtype, int64_t M, int64_t N, int64_t K);
+size_t linear_fp8_scratch_bytes(int64_t M, int64_t N, int64_t K);
 }  // namespace cuda
 
 }  // namespace train_gpt

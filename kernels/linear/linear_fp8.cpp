@@ -180,6 +180,7 @@ void linear_backward_weight_fp8(Stream& stream, const LinearBackwardWeight& args
 
 size_t linear_fp8_scratch_bytes(const Stream& stream, DType dtype, int64_t M, int64_t N,
                                 int64_t K) {
+    TRAIN_GPT_ON_CUDA(stream.device, linear_fp8_scratch_bytes(M, N, K));
     return std::max({product_bytes(stream, dtype, M, N, K), product_bytes(stream, dtype, M, K, N),
                      product_bytes(stream, dtype, N, K, M)});
 }

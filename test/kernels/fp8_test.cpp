@@ -102,7 +102,8 @@ TEST_CASE("fp8 codes are the nearest of a format's numbers, with ties to even", 
         }
 }
 
-TEST_CASE("fp8_round rounds a tensor and its transpose with the scale it is given", "[fp8]") {
+TEST_CASE("fp8_round rounds a tensor and its transpose with the scale it is given", "[fp8][cuda]") {
+    ON_EACH_DEVICE();
     for (int i = 0; i < 12; ++i) {
         const Case c = random_case();
         CAPTURE(c.rows, c.cols, name_of(c.dtype), fp8_reference::name_of(c.format));
@@ -129,7 +130,8 @@ TEST_CASE("fp8_round rounds a tensor and its transpose with the scale it is give
 }
 
 TEST_CASE("without a scale fp8_round brings a tensor's largest magnitude to the largest number",
-          "[fp8]") {
+          "[fp8][cuda]") {
+    ON_EACH_DEVICE();
     for (int i = 0; i < 12; ++i) {
         const Case c = random_case();
         CAPTURE(c.rows, c.cols, train_gpt::name_of(c.dtype), fp8_reference::name_of(c.format));
@@ -155,7 +157,8 @@ TEST_CASE("without a scale fp8_round brings a tensor's largest magnitude to the 
 }
 
 TEST_CASE("fp8_update takes the largest magnitude of the last steps, and says what saturated",
-          "[fp8]") {
+          "[fp8][cuda]") {
+    ON_EACH_DEVICE();
     const int64_t n = random_int(1, 400), e4m3_count = random_int(0, n), H = random_int(1, 9);
     CAPTURE(n, e4m3_count, H);
     const auto floats = [](int64_t size) { return std::vector<float>(static_cast<size_t>(size)); };

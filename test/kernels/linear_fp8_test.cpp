@@ -96,7 +96,8 @@ Values with_addends(Values sums, const Values& bias, const Values& residual) {
 
 }  // namespace
 
-TEST_CASE("linear_forward in fp8 multiplies rounded operands", "[fp8][linear]") {
+TEST_CASE("linear_forward in fp8 multiplies rounded operands", "[fp8][linear][cuda]") {
+    ON_EACH_DEVICE();
     for_each_fp8_layer([](const Fp8Layer& l, const KernelSettings& settings) {
         const bool has_bias = random_int(0, 1) == 1, has_preact = random_int(0, 2) == 0,
                    has_residual = !has_preact && random_int(0, 1) == 1;
@@ -129,7 +130,8 @@ TEST_CASE("linear_forward in fp8 multiplies rounded operands", "[fp8][linear]") 
     });
 }
 
-TEST_CASE("linear_backward_input in fp8 multiplies rounded operands", "[fp8][linear]") {
+TEST_CASE("linear_backward_input in fp8 multiplies rounded operands", "[fp8][linear][cuda]") {
+    ON_EACH_DEVICE();
     for_each_fp8_layer([](const Fp8Layer& l, const KernelSettings& settings) {
         const bool has_preact = random_int(0, 1) == 1;
         CAPTURE(has_preact);
@@ -158,7 +160,8 @@ TEST_CASE("linear_backward_input in fp8 multiplies rounded operands", "[fp8][lin
 
 TEST_CASE(
     "linear_backward_weight in fp8 multiplies rounded operands, and sums columns of dy itself",
-    "[fp8][linear]") {
+    "[fp8][linear][cuda]") {
+    ON_EACH_DEVICE();
     for_each_fp8_layer([](const Fp8Layer& l, const KernelSettings& settings) {
         const bool accumulate = random_int(0, 1) == 1, in_fp8 = random_int(0, 2) > 0;
         CAPTURE(accumulate, in_fp8);
@@ -195,7 +198,8 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("products in fp8 do not depend on the number of threads", "[fp8][linear]") {
+TEST_CASE("products in fp8 do not depend on the number of threads", "[fp8][linear][cuda]") {
+    ON_EACH_DEVICE();
     const Fp8Layer l(random_int(0, 1) ? DType::bf16 : DType::fp32);
     KernelSettings settings{.gemm = KernelSettings::Gemm::own};
     settings.fp8 = true;

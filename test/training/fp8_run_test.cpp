@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "model/fp8_scales.h"
 #include "test/catch.h"
+#include "test/kernels/test_device.h"
 #include "test/parallel/mesh_job.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -125,6 +126,31 @@ TEST_CASE("a step in fp8 has nearly the gradients of other steps, and evaluation
         CHECK(error > 0.005);
         copy_weights(run, plain);
         CHECK(evaluate(run) == evaluate(plain));
+    }
+}
+
+TEST_CASE("a GPU trains in fp8 like a CPU", "[fp8][training][cuda]") {
+    if (test_devices().size() < 2) return;
+    for (const char* recipe : {"delayed", "current"}) {
+        Model model;
+        model.in_bf16 = true;
+        CAPTURE(recipe, model.seed, model.family);
+        MeshRun cpu = model.run(recipe);
+        Config config = model.config(recipe);
+        config.device = "cuda";
+        MeshRun gpu(World(), test_devices().back(), config);
+        for (int step = 0; step < 3; ++step) {
+            const StepOutcome expected = cpu.step(), outcome = gpu.step();
+            CAPTURE(step);
+            CHECK(std::abs(outcome.sums.loss / expected.sums.loss - 1) < 0.005);
+            CHECK(std::abs(outcome.state.norm / expected.state.norm - 1) < 0.1);
+            CHECK(outcome.fp8.steps == step + 1);
+        }
+        const Fp8History of_cpu = cpu.trainer().fp8.history(), of_gpu = gpu.trainer().fp8.history();
+        CHECK(of_gpu.operands == of_cpu.operands);
+        for (size_t i = 0; i < of_cpu.operands.size(); ++i)
+            if (std::string(recipe) == "delayed" && of_cpu.operands[i].starts_with("weight"))
+                CHECK(of_gpu.amax[i] == of_cpu.amax[i]);
     }
 }
 

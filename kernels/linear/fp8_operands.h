@@ -1,0 +1,27 @@
+// Operands of products in fp8 on a GPU.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/fp8.h"
+#include "kernels/linear/gemm_cublas.h"
+
+namespace train_gpt::cuda {
+
+/// x, or xᵀ, rounded to a format.
+struct Fp8Operand {
+    Tensor x;
+    Fp8Format format = Fp8Format::e4m3;
+    Fp8Scaling scaling = {};
+    bool transposed = false;
+};
+
+/// Rounds a [m, k] and b [n, k] into scratch memory behind the product's workspace and makes `call`
+/// the product a·bᵀ of their codes: cuBLASLt takes fp8 of both operands along k only on most GPUs.
+/// b is e4m3. Throws Error on a GPU without fp8.
+void round_operands(Stream& stream, Gemm& call, const Fp8Operand& a, const Fp8Operand& b);
+
+/// The scratch memory of such a product.
+size_t fp8_product_bytes(int64_t m, int64_t n, int64_t k);
+
+}  // namespace train_gpt::cuda
