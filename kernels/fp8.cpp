@@ -20,46 +20,72 @@ float largest_magnitude(const T* x, int64_t n) {
     return std::bit_cast<float>(most);
 }
 
+template <class Format>
+void put(uint8_t& to, float value) {
+    to = fp8_code<Format>(value);
+}
+template <class Format>
+void put(float& to, float value) {
+    to = fp8_rounded<Format>(value);
+}
+template <class Format>
+void put(bf16& to, float value) {  // whose low bits are 0
+    to.bits = static_cast<uint16_t>(std::bit_cast<uint32_t>(fp8_rounded<Format>(value)) >> 16);
+}
+
 /// Tiles of rows of x, one after the other; returns the largest magnitude.
-template <class Format, class T>
+template <class Format, class Code, class T>
 float round_tiles(const Fp8Round& args, float scale) {
     const int64_t rows = args.x.rows(), cols = args.x.cols();
     const T* x = args.x.as<T>();
-    auto* codes = static_cast<uint8_t*>(args.codes.data);
+    auto* codes = static_cast<Code*>(args.codes.data);
     auto* transposed = static_cast<uint8_t*>(args.transposed.data);
     uint32_t most = 0;
 #pragma omp parallel for collapse(2) schedule(static) reduction(max : most)
     for (int64_t row = 0; row < rows; row += tile) {
         for (int64_t col = 0; col < cols; col += tile) {
             const int64_t height = std::min(tile, rows - row), width = std::min(tile, cols - col);
-            alignas(64) uint8_t own[tile][tile];
-            for (int64_t r = 0; r < height; ++r) {
+            for (int64_t r = 0; codes && r < height; ++r) {
                 const T* from = x + (row + r) * cols + col;
-                uint8_t* to = own[r];
+                Code* to = codes + (row + r) * cols + col;
 #pragma omp simd reduction(max : most)
                 for (int64_t c = 0; c < width; ++c) {
                     const float value = to_float(from[c]);
                     most = std::max(most, magnitude_of(value));
-                    to[c] = fp8_code<Format>(value * scale);
+                    put<Format>(to[c], value * scale);
                 }
-                if (codes) std::copy_n(to, width, codes + (row + r) * cols + col);
             }
-            if (!transposed) continue;
-            for (int64_t c = 0; c < width; ++c) {
+            for (int64_t c = 0; transposed && c < width; ++c) {
                 uint8_t* to = transposed + (col + c) * rows + row;
-                for (int64_t r = 0; r < height; ++r) to[r] = own[r][c];
+                for (int64_t r = 0; r < height; ++r) {
+                    const float value = to_float(x[(row + r) * cols + col + c]);
+                    most = std::max(most, magnitude_of(value));
+                    to[r] = fp8_code<Format>(value * scale);
+                }
             }
         }
     }
     return std::bit_cast<float>(most);
 }
 
+/// As round_tiles(), in the format and the dtype that are asked for.
+template <class T>
+float round_all(const Fp8Round& args, float scale) {
+    const bool numbers = args.codes && args.codes.dtype != DType::uint8;
+    if (args.format == Fp8Format::e4m3)
+        return numbers ? round_tiles<E4M3, T, T>(args, scale)
+                       : round_tiles<E4M3, uint8_t, T>(args, scale);
+    return numbers ? round_tiles<E5M2, T, T>(args, scale)
+                   : round_tiles<E5M2, uint8_t, T>(args, scale);
+}
+
 }  // namespace
 
 void fp8_round(Stream& stream, const Fp8Round& args) {
     const Profiled profiled(stream, cost_of(args));
-    assert(!args.codes || args.codes.dtype == DType::uint8);
     assert(!args.transposed || args.transposed.dtype == DType::uint8);
+    assert(!args.codes || args.codes.dtype == DType::uint8 ||
+           (args.codes.dtype == args.x.dtype && !stream.device.is_cuda()));
     TRAIN_GPT_ON_CUDA(stream.device, fp8_round(stream, args));
     with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
@@ -67,8 +93,7 @@ void fp8_round(Stream& stream, const Fp8Round& args) {
         if (scale == 0)
             scale = fp8_scale(largest_magnitude(args.x.as<T>(), args.x.numel()),
                               largest_of(args.format));
-        const float amax = args.format == Fp8Format::e4m3 ? round_tiles<E4M3, T>(args, scale)
-                                                          : round_tiles<E5M2, T>(args, scale);
+        const float amax = round_all<T>(args, scale);
         *args.inverse = 1 / scale;
         if (args.scaling.amax) *args.scaling.amax = std::max(*args.scaling.amax, amax);
     });

@@ -30,7 +30,8 @@ struct Fp8Scaling {
 
 /// codes = round(scale · x), uint8 like x [R, C]; transposed [C, R] the same of xᵀ; either may be
 /// absent. inverse = 1 / scale, fp32 [1]. Rounds to nearest, ties to even; finite numbers beyond
-/// the largest one saturate, and ±∞ and NaN become NaN. x is fp32 or bf16.
+/// the largest one saturate, and ±∞ and NaN become NaN. x is fp32 or bf16. On the CPU, codes may be
+/// of x's dtype instead, which holds the numbers of the codes exactly.
 struct Fp8Round {
     Tensor codes, transposed;
     float* inverse = nullptr;

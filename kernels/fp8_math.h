@@ -26,23 +26,33 @@ constexpr float largest_of(Fp8Format format) {
 /// The code of ±∞ and NaN: a NaN in both formats, so that what is not finite stays so.
 constexpr uint8_t fp8_nan = 0x7f;
 
+/// A number's bits without the low ones, to nearest, ties to even.
+constexpr uint32_t without_low_bits(uint32_t bits, int dropped) {
+    return (bits + ((1u << (dropped - 1)) - 1u) + ((bits >> dropped) & 1u)) >> dropped;
+}
+
+/// Where the codes of small numbers begin: below the smallest normal number, 2^(1 − bias), all
+/// numbers of a format are multiples of one unit.
+template <class Format>
+struct SmallNumbers {
+    static constexpr int dropped = 23 - Format::mantissa_bits;
+    static constexpr uint32_t least_normal = static_cast<uint32_t>(128 - Format::bias) << 23;
+    /// Added to a small number, it leaves multiples of the unit.
+    static constexpr float multiples =
+        std::bit_cast<float>(static_cast<uint32_t>(127 + 1 - Format::bias + dropped) << 23);
+};
+
 /// The nearest code, ties to even; what is beyond the largest number becomes the largest.
 template <class Format>
 constexpr uint8_t fp8_code(float value) {
-    constexpr int dropped = 23 - Format::mantissa_bits;
-    // Below the smallest normal number 2^(1 − bias), all numbers are multiples of one unit.
-    constexpr uint32_t least_normal = static_cast<uint32_t>(128 - Format::bias) << 23;
-    // Added to a small number, it leaves multiples of the unit; a code is their number.
-    constexpr float multiples =
-        std::bit_cast<float>(static_cast<uint32_t>(127 + 1 - Format::bias + dropped) << 23);
+    using Small = SmallNumbers<Format>;
     const uint32_t word = std::bit_cast<uint32_t>(value), magnitude = word & 0x7fffffffu;
-    const uint32_t rounded =
-        (magnitude + ((1u << (dropped - 1)) - 1u) + ((magnitude >> dropped) & 1u)) >> dropped;
-    const uint32_t normal =
-        rounded - (static_cast<uint32_t>(127 - Format::bias) << Format::mantissa_bits);
-    const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + multiples) -
-                           std::bit_cast<uint32_t>(multiples);
-    const uint32_t nearest = magnitude < least_normal ? small : normal;
+    const uint32_t normal = without_low_bits(magnitude, Small::dropped) -
+                            (static_cast<uint32_t>(127 - Format::bias) << Format::mantissa_bits);
+    const uint32_t small =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + Small::multiples) -
+        std::bit_cast<uint32_t>(Small::multiples);
+    const uint32_t nearest = magnitude < Small::least_normal ? small : normal;
     const uint32_t finite = nearest > Format::largest_code ? Format::largest_code : nearest;
     const uint32_t code = magnitude >= 0x7f800000u ? uint32_t{fp8_nan} : finite;
     return static_cast<uint8_t>(code | ((word >> 24) & 0x80u));
@@ -65,6 +75,21 @@ constexpr float fp8_value(uint8_t code) {
     if (magnitude > Format::largest_code)  // also e5m2's ∞, which no rounding gives
         value = std::bit_cast<float>(0x7fc00000u);
     return (code & 0x80u) != 0 ? -value : value;
+}
+
+/// fp8_value(fp8_code(value)), without the code.
+template <class Format>
+constexpr float fp8_rounded(float value) {
+    using Small = SmallNumbers<Format>;
+    const uint32_t word = std::bit_cast<uint32_t>(value), magnitude = word & 0x7fffffffu;
+    const uint32_t normal = without_low_bits(magnitude, Small::dropped) << Small::dropped;
+    const float small = (std::bit_cast<float>(magnitude) + Small::multiples) - Small::multiples;
+    const uint32_t nearest =
+        magnitude < Small::least_normal ? std::bit_cast<uint32_t>(small) : normal;
+    constexpr uint32_t largest = std::bit_cast<uint32_t>(Format::largest);
+    const uint32_t finite = nearest > largest ? largest : nearest;
+    const uint32_t number = magnitude >= 0x7f800000u ? 0x7fc00000u : finite;
+    return std::bit_cast<float>(number | (word & 0x80000000u));
 }
 
 /// The factor that brings a tensor with this largest magnitude to the range of a format. Below

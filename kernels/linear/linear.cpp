@@ -227,13 +227,15 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
     const DType dtype = args.dy.dtype;
     const Tensor& w = args.w.values;
     const int64_t M = args.dy.rows(), N = args.dy.cols(), K = w.cols();
-    assert(is_matrix(w, N, K, dtype) && is_matrix(args.dx, M, K, dtype));
+    const DType dx_dtype = args.dx.dtype;
+    assert(is_matrix(w, N, K, dtype) && is_matrix(args.dx, M, K, dx_dtype));
+    assert(dx_dtype == dtype || (dx_dtype == DType::fp32 && !args.preact));
     assert(!args.preact || is_matrix(args.preact, M, K, dtype));
     if (args.w.scales) return linear_backward_input_fp8(stream, args);
 
     ProductsWithB products(stream, M);
     const auto product = [&](Tensor dx, Tensor dy) {
-        const GemmShape shape{GemmOp::nn, dtype, dtype, false, false, false, dy.rows(), K, N};
+        const GemmShape shape{GemmOp::nn, dtype, dx_dtype, false, false, false, dy.rows(), K, N};
         products(shape, {dx.data, dy.data, w.data});
     };
     if (!args.preact) {
@@ -291,7 +293,8 @@ size_t linear_scratch_bytes(const Stream& stream, DType dtype, int64_t M, int64_
             }
             cover({GemmOp::nt, dtype, DType::fp32, bias, false, false, rows, N, K});
         }
-        cover({GemmOp::nn, dtype, dtype, false, false, false, rows, K, N});
+        for (const DType out : {dtype, DType::fp32})
+            cover({GemmOp::nn, dtype, out, false, false, false, rows, K, N});
     };
     for (bool accumulate : {false, true}) {
         cover({GemmOp::tn, dtype, DType::fp32, false, false, accumulate, N, K, M});

@@ -51,7 +51,7 @@ void linear_forward(Stream& stream, const LinearForward& args);
 
 /// dx = dy·w                       without preact
 /// dx = (dy·w) ⊙ gelu'(preact)     with preact [M, K]: the layer's input was gelu(preact)
-/// dy [M, N], w [N, K], dx [M, K].
+/// dy [M, N], w [N, K], dx [M, K]; on the CPU dx may be fp32, without preact.
 struct LinearBackwardInput {
     Tensor dx, dy;
     Operand w;

@@ -94,8 +94,11 @@ TEST_CASE("fp8 codes are the nearest of a format's numbers, with ties to even", 
                 format == Fp8Format::e4m3 ? fp8_code<E4M3>(value) : fp8_code<E5M2>(value);
             CAPTURE(name_of(format), value);
             REQUIRE(int{code} == int{nearest_code(format, value)});
-            const double number =
+            const float number =
                 format == Fp8Format::e4m3 ? fp8_value<E4M3>(code) : fp8_value<E5M2>(code);
+            const float rounded =
+                format == Fp8Format::e4m3 ? fp8_rounded<E4M3>(value) : fp8_rounded<E5M2>(value);
+            REQUIRE(std::bit_cast<uint32_t>(rounded) == std::bit_cast<uint32_t>(number));
             const bool same = number == number_of(format, code) ||
                               (std::isnan(number) && std::isnan(number_of(format, code)));
             REQUIRE(same);
