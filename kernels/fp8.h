@@ -33,7 +33,7 @@ struct Fp8Scaling {
 /// the largest one saturate, and ±∞ and NaN become NaN. x is fp32 or bf16. On the CPU, codes may be
 /// of x's dtype instead, which holds the numbers of the codes exactly.
 struct Fp8Round {
-    Tensor codes, transposed;
+    Tensor codes = {}, transposed = {};
     float* inverse = nullptr;
     Tensor x;
     Fp8Format format = Fp8Format::e4m3;
