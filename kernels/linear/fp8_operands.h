@@ -18,7 +18,8 @@ struct Fp8Operand {
 
 /// Rounds a [m, k] and b [n, k] into scratch memory behind the product's workspace and makes `call`
 /// the product a·bᵀ of their codes: cuBLASLt takes fp8 of both operands along k only on most GPUs.
-/// b is e4m3. Throws Error on a GPU without fp8.
+/// b is e4m3. Where cuBLASLt has no algorithm for such a product, `call` stays as it is, and stderr
+/// says so once. Throws Error on a GPU without fp8.
 void round_operands(Stream& stream, Gemm& call, const Fp8Operand& a, const Fp8Operand& b);
 
 /// The scratch memory of such a product.

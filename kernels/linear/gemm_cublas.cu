@@ -329,26 +329,36 @@ GemmPlans::GemmPlans(const Queue&) {
 }
 GemmPlans::~GemmPlans() { cublas_lt().destroy(handle_); }
 
+GemmPlans::Plan& GemmPlans::plan_of(Stream& stream, const Gemm& args,
+                                    const SeparateWork* separate) {
+    const Problem problem = problem_of(args, stream.settings);
+    auto found = plans_.find(problem);
+    if (found == plans_.end())
+        found = plans_.emplace(problem, make_plan(stream, args, problem, separate)).first;
+    return found->second;
+}
+
+bool GemmPlans::has_product(Stream& stream, const Gemm& args) {
+    Gemm plain = args;
+    plain.epilogue = Epilogue::none;
+    plain.vector = plain.aux = nullptr;
+    return plan_of(stream, plain, nullptr).use == Use::product;
+}
+
 bool GemmPlans::run(Stream& stream, const Gemm& args, const SeparateWork* separate) {
     // cuBLASLt's requirements for aux. They are checked here because some versions notice a
     // violation only when the product runs.
     if (has_aux(args.epilogue) && (args.n % 8 != 0 || alignment_of(args.aux) < 16)) return false;
 
-    const Problem problem = problem_of(args, stream.settings);
-    auto found = plans_.find(problem);
-    if (found == plans_.end())
-        found = plans_.emplace(problem, make_plan(stream, args, problem, separate)).first;
-    Plan& plan = found->second;
+    Plan& plan = plan_of(stream, args, separate);
     if (plan.use == Use::product) {
         set_addresses(&plan.operation, args);
         if (args.batch > 1) set_count(plan, args.count);
         require(launch(stream, args, plan), "multiplying matrices");
     } else if (args.epilogue == Epilogue::none) {
-        throw Error(
-            "cuBLASLt ", cublas_lt().version(), " has no algorithm for a matrix product of ",
-            args.m, "×", args.k, " by ", args.k, "×", args.n, " (",
-            args.fp8 == Fp8Operands::none ? name_of(args.in) : "fp8", " to ", name_of(args.out),
-            ")", args.fp8 == Fp8Operands::none ? "" : "; name its layer in precision.fp8_skip");
+        throw Error("cuBLASLt ", cublas_lt().version(),
+                    " has no algorithm for a matrix product of ", args.m, "×", args.k, " by ",
+                    args.k, "×", args.n, " (", name_of(args.in), " to ", name_of(args.out), ")");
     }
     return plan.use == Use::product;
 }
@@ -430,6 +440,10 @@ bool GemmPlans::unite_choices(const std::vector<std::string>& texts) {
                const auto kept = kept_.find(problem);
                return kept != kept_.end() && !(kept->second == plan.kept());
            }) > 0;
+}
+
+bool can_multiply(Stream& stream, const Gemm& args) {
+    return stream.queue->kept<GemmPlans>().has_product(stream, args);
 }
 
 bool gemm(Stream& stream, const Gemm& args) {

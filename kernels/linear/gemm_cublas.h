@@ -75,6 +75,9 @@ inline size_t gemm_workspace_bytes(int64_t m, int64_t n) {
 /// the same product that overwrites, it uses the first algorithm.
 bool gemm(Stream& stream, const Gemm& args);
 
+/// Whether cuBLASLt can do the product without its epilogue. It may time algorithms, as gemm() does.
+bool can_multiply(Stream& stream, const Gemm& args);
+
 /// Submits work that gives the same as a product with an epilogue.
 using SeparateWork = std::function<void()>;
 
@@ -94,6 +97,8 @@ class GemmPlans {
 
     /// gemm(). separate: null for a product that has no alternative.
     bool run(Stream& stream, const Gemm& args, const SeparateWork* separate);
+    /// can_multiply()
+    bool has_product(Stream& stream, const Gemm& args);
     cublasLtHandle_t handle() const { return handle_; }
 
     /// What was chosen so far, one line per product. A run keeps this text so that a later run gets
@@ -149,6 +154,7 @@ class GemmPlans {
         Kept kept() const { return {use == Use::separate, algorithm.bits}; }
     };
 
+    Plan& plan_of(Stream& stream, const Gemm& args, const SeparateWork* separate);
     static Problem problem_of(const Gemm& args, const KernelSettings& settings);
     static void describe(Plan& plan, const Problem& problem);
     static void set_count(Plan& plan, int64_t count);

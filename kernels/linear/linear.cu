@@ -289,7 +289,8 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
     if (const ProductScales* scales = args.w.scales) {
         round_operands(stream, call, {args.dy, Fp8Format::e5m2, scales->dy},
                        {args.w.values, Fp8Format::e4m3, scales->w, true});
-        return separate();  // cuBLASLt has no such epilogue for fp8
+        // cuBLASLt has no such epilogue for fp8.
+        if (call.fp8 != Fp8Operands::none) return separate();
     }
     if (!args.preact || dtype != DType::bf16) return separate();
     Gemm fused = call;
@@ -316,7 +317,7 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
     if (const ProductScales* scales = args.scales; scales && scales->weight_gradient) {
         round_operands(stream, call, {args.dy, Fp8Format::e5m2, scales->dy, true},
                        {args.x, Fp8Format::e4m3, scales->x, true});
-        return separate();  // sums of columns are of dy itself
+        if (call.fp8 != Fp8Operands::none) return separate();  // sums of columns are of dy itself
     }
     // Only where both or none accumulate, both can be repeated when none does, for timing.
     if (!args.dbias || args.dbias.accumulate != args.dw.accumulate) return separate();

@@ -16,7 +16,7 @@ namespace train_gpt {
 /// to e4m3 and dy to e5m2, and sums products of codes in fp32. The scales are divided out of the
 /// sums, before bias, residual and activation. A product reads both matrices along the dimension
 /// over which it sums, as tensor cores do. N and K are multiples of fp8_multiple, and for weight
-/// gradients M is.
+/// gradients M is; on a GPU, what cuBLASLt refuses is computed in the dtype of x and dy.
 struct ProductScales {
     Fp8Scaling x, w, dy;
     bool weight_gradient = true;  // is in fp8, too; else in the dtype of x and dy

@@ -39,7 +39,9 @@ struct Fp8Layer : Layer {
     ProductScales products;
 
     explicit Fp8Layer(DType dtype)
-        : Layer(dtype, 16 * random_int(1, 6), 16 * random_int(1, 8), 16 * random_int(1, 8)),
+        : Fp8Layer(dtype, 16 * random_int(1, 6), 16 * random_int(1, 8), 16 * random_int(1, 8)) {}
+    Fp8Layer(DType dtype, int64_t M, int64_t N, int64_t K)
+        : Layer(dtype, M, N, K),
           given(random_int(0, 1) == 1),
           x_scale(scale(x, 448)),
           w_scale(scale(w, 448)),
@@ -196,6 +198,38 @@ TEST_CASE(
         for (size_t i = 0; i < sums.size(); ++i)
             CHECK(std::abs(dbias[i] - sums[i]) <= 1e-4 * std::sqrt(static_cast<double>(l.M)));
     });
+}
+
+TEST_CASE("products that cuBLASLt refuses in fp8 are computed in the layer's dtype",
+          "[fp8][linear][cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        // Rows of 8 or 24 codes are not aligned, along N, K and M.
+        const auto size = [] { return 16 * random_int(0, 3) + 8; };
+        Fp8Layer l(dtype, size(), size(), size());
+        CAPTURE(name_of(dtype), l.M, l.N, l.K);
+        const auto results = [&](bool fp8) {
+            KernelSettings settings;
+            settings.fp8 = true;
+            const Operand w = fp8 ? l.weight() : Operand(l.w);
+            Buffer out(dtype, {l.M, l.N}), preact(dtype, {l.M, l.N}), dx(dtype, {l.M, l.K}),
+                dw(DType::fp32, {l.N, l.K}), dbias(DType::fp32, {l.N});
+            TestStream stream(l.scratch(settings), settings);
+            linear_forward(stream,
+                           {.out = out, .x = l.x, .w = w, .bias = l.bias, .preact = preact});
+            linear_backward_input(stream, {.dx = dx, .dy = l.dy, .w = w, .preact = l.input_preact});
+            linear_backward_weight(stream, {.dw = dw.sink(false),
+                                            .x = l.x,
+                                            .dy = l.dy,
+                                            .dbias = dbias.sink(false),
+                                            .scales = fp8 ? &l.products : nullptr});
+            return std::vector{out.bytes(), preact.bytes(), dx.bytes(), dw.bytes(), dbias.bytes()};
+        };
+        CHECK(results(true) == results(false));
+        CHECK(l.amax[0] == largest_of(l.x));  // the scales of later steps follow from them
+        CHECK(l.amax[2] == largest_of(l.dy));
+    }
 }
 
 TEST_CASE("products in fp8 do not depend on the number of threads", "[fp8][linear][cuda]") {
