@@ -5,6 +5,7 @@
 #include <cassert>
 
 #include "device/profile.h"
+#include "kernels/fp8_math.h"
 
 namespace train_gpt {
 

@@ -6,7 +6,7 @@
 #include "device/copy.h"
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
-#include "kernels/fp8.h"
+#include "kernels/fp8_math.h"
 
 namespace train_gpt::cuda {
 

@@ -14,9 +14,10 @@
 #include "base/tensor.h"
 #include "device/stream.h"
 #include "kernels/adamw.h"
-#include "kernels/fp8_math.h"
 
 namespace train_gpt {
+
+enum class Fp8Format : uint8_t { e4m3, e5m2 };
 
 /// How one operand of a product is scaled. The addresses are in the device's memory.
 struct Fp8Scaling {

@@ -3,9 +3,9 @@
 #include <bit>
 #include <cstdint>
 
-namespace train_gpt {
+#include "kernels/fp8.h"
 
-enum class Fp8Format : uint8_t { e4m3, e5m2 };
+namespace train_gpt {
 
 /// Formats as types. A code is sign · 2^7 + magnitude; magnitudes ascend, as those of floats do.
 struct E4M3 {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "device/copy.h"
+#include "kernels/fp8_math.h"
 
 namespace train_gpt {
 

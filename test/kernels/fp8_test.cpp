@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/fp8_math.h"
 #include "test/kernels/fp8_reference.h"
 #include "test/kernels/kernel_test.h"
 
