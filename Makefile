@@ -421,6 +421,11 @@ install: $(B)/train_gpt
 	install -d $(DESTDIR)$(PREFIX)/share/train_gpt/configs $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	install -m 644 configs/*.json $(DESTDIR)$(PREFIX)/share/train_gpt/configs
 	install -m 755 scripts/data.sh scripts/tasks.py $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,man/man1 bash-completion/completions zsh/site-functions fish/vendor_completions.d)
+	$(B)/train_gpt --man > $(DESTDIR)$(PREFIX)/share/man/man1/train_gpt.1
+	$(B)/train_gpt completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/train_gpt
+	$(B)/train_gpt completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_train_gpt
+	$(B)/train_gpt completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/train_gpt.fish
 	@echo 'configs/ and scripts/ that the program names are in $(PREFIX)/share/train_gpt'
 
 # For nodes without packages: for every GPU from sm_80 on and for CPUs with AVX2.

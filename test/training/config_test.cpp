@@ -846,6 +846,12 @@ TEST_CASE("configs/schema.json is what the binary writes", "[config]") {
     CHECK(current);
 }
 
+TEST_CASE("docs/keys.md is what the binary writes", "[config]") {
+    INFO("write it again: build/train_gpt config --markdown > docs/keys.md");
+    const bool current = read(repository() / "docs/keys.md") == config_reference();
+    CHECK(current);
+}
+
 TEST_CASE("schema and reference table name every key that a configuration has", "[config]") {
     const json schema = json::parse(config_schema());
     const std::string reference = config_reference();
@@ -874,6 +880,6 @@ TEST_CASE("schema and reference table name every key that a configuration has", 
         for (size_t i = 0; i < line.size(); ++i)
             bars += line[i] == '|' && (i == 0 || line[i - 1] != '\\');
         CAPTURE(line);
-        CHECK(bars == 6);
+        CHECK(bars == (line.starts_with('|') ? 6 : 0));
     }
 }

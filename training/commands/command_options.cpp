@@ -403,9 +403,10 @@ void add_config_command(CLI::App& app, CommandLine& line) {
     auto* key =
         config->add_option("key", line.key, "A key, such as optimizer.learning_rate, or a section")
             ->type_name("KEY");
-    auto* markdown =
-        config->add_flag("--markdown", line.markdown, "Print a table in Markdown instead")
-            ->excludes(key);
+    auto* markdown = config
+                         ->add_flag("--markdown", line.markdown,
+                                    "Print a page in Markdown instead (docs/keys.md)")
+                         ->excludes(key);
     auto* schema = config
                        ->add_flag("--schema", line.schema,
                                   "Print the JSON Schema instead (configs/schema.json)")
@@ -420,6 +421,17 @@ void add_config_command(CLI::App& app, CommandLine& line) {
         ->excludes(key)
         ->excludes(markdown)
         ->excludes(schema);
+}
+
+void add_completion_command(CLI::App& app, std::string& shell) {
+    app.add_subcommand("completion",
+                       "Print a script that completes commands, options and keys in a shell")
+        ->add_option("shell", shell,
+                     "bash: source <(train_gpt completion bash); fish: train_gpt completion fish | "
+                     "source; zsh: write it to a file _train_gpt in a folder of $fpath")
+        ->required()
+        ->check(CLI::IsMember({"bash", "zsh", "fish"}))
+        ->type_name("SHELL");
 }
 
 }  // namespace
@@ -439,6 +451,7 @@ void add_commands(CLI::App& app, CommandLine& line, OptionWords& words) {
     add_report_command(app, line);
     add_replay_command(app, line);
     add_config_command(app, line);
+    add_completion_command(app, words.shell);
 }
 
 }  // namespace train_gpt

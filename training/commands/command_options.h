@@ -21,6 +21,7 @@ struct ExportWords {
 struct OptionWords {
     ExportWords exporting;
     std::string gpu_memory;  // plan --memory
+    std::string shell;       // completion
 };
 
 /// Declares the command `verify` (verify_options.cpp).

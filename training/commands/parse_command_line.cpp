@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "training/commands/command_options.h"
+#include "training/commands/command_texts.h"
 #include "training/commands/misplaced_keys.h"
 #include "training/commands/version.h"
 
@@ -81,16 +82,14 @@ CommandLine parse_command_line(int argc, char** argv) {
         "executable "
         "from raw text to a trained model.",
         "train_gpt");
-    app.footer(
-        "Each command has its own help: train_gpt train --help\n\n"
-        "Exit codes: 0 done; 1 failed; 2 wrong usage; 3 a second signal ended it at once, and what "
-        "was "
-        "not saved is lost; 75 stopped early\n(SIGTERM, SIGUSR1, SIGHUP, schedule.max_minutes) "
-        "with everything saved: run the same command again; 130 the same after Ctrl-C");
+    app.footer(concat("Each command has its own help: train_gpt train --help\n\nExit codes: ",
+                      exit_codes));
     app.require_subcommand(0, 1);
     bool version_wanted = false;
     app.add_flag("--version", version_wanted,
                  "Print version, build, and the libraries and devices found");
+    bool manual_wanted = false;
+    app.add_flag("--man", manual_wanted, "Print the manual page: train_gpt --man | man -l -");
 
     OptionWords words;
     add_commands(app, line, words);
@@ -118,6 +117,10 @@ CommandLine parse_command_line(int argc, char** argv) {
     }
     if (version_wanted) {
         line.output = version_report();
+    } else if (manual_wanted) {
+        line.output = manual_page(app);
+    } else if (!words.shell.empty()) {
+        line.output = completion_script(app, words.shell);
     } else if (app.get_subcommands().empty()) {
         line.output = app.help();
     }

@@ -93,10 +93,21 @@ std::string config_help(const std::string& name, int columns) {
 }
 
 std::string config_reference() {
-    std::string text = "| key | type | default | rule | meaning |\n|---|---|---|---|---|\n";
-    for (const KeyDescription& key : describe_keys())
+    std::string text =
+        "# Keys of the configuration\n\nWritten by `train_gpt config --markdown`. `train_gpt "
+        "config "
+        "KEY` prints one, and `--set KEY=VALUE` overrides one.\n";
+    std::string before = "none";
+    for (const KeyDescription& key : describe_keys()) {
+        if (const std::string section(section_of_key(key.path)); section != before) {
+            text +=
+                concat("\n## ", section.empty() ? "Without a section" : section,
+                       "\n\n| key | type | default | rule | meaning |\n|---|---|---|---|---|\n");
+            before = section;
+        }
         text += concat("| `", key.path, "` | ", key.type, " | `", key.fallback, "` | ",
                        cell(key.rule), " | ", cell(key.meaning), " |\n");
+    }
     return text;
 }
 

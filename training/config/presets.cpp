@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <system_error>
-#include <vector>
 
 #include "base/error.h"
 #include "training/config/nearest_key.h"
@@ -25,7 +24,8 @@ std::vector<fs::path> preset_folders() {
     return folders;
 }
 
-/// The names of all presets that are found, sorted.
+}  // namespace
+
 std::vector<std::string> preset_names() {
     std::vector<std::string> names;
     for (const fs::path& folder : preset_folders()) {
@@ -39,6 +39,8 @@ std::vector<std::string> preset_names() {
     names.erase(std::unique(names.begin(), names.end()), names.end());
     return names;
 }
+
+namespace {
 
 /// The presets that a name may stand for: those with it in their names, else the most similar one.
 std::vector<std::string> similar_presets(std::string name) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace train_gpt {
 
@@ -10,5 +11,8 @@ namespace train_gpt {
 /// repository, or where `make install` put them. Throws Error if `name` is neither; the message
 /// names the nearest presets.
 std::filesystem::path find_config(const std::string& name);
+
+/// The names of all presets that are found, sorted.
+std::vector<std::string> preset_names();
 
 }  // namespace train_gpt

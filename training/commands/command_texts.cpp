@@ -1,0 +1,54 @@
+#include "training/commands/command_texts.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include <CLI/CLI.hpp>
+
+namespace train_gpt {
+
+namespace {
+
+/// The words of "TEXT:{documents,tail}".
+std::vector<std::string> words_of(const std::string& type) {
+    const size_t open = type.find('{'), close = type.find('}', open);
+    if (open == type.npos || close == type.npos) return {};
+    std::vector<std::string> words;
+    std::istringstream list(type.substr(open + 1, close - open - 1));
+    for (std::string word; std::getline(list, word, ',');) words.push_back(word);
+    return words;
+}
+
+OptionText text_of(const CLI::Option& option) {
+    OptionText text;
+    for (const std::string& name : option.get_snames()) text.names.push_back("-" + name);
+    for (const std::string& name : option.get_lnames()) text.names.push_back("--" + name);
+    const std::string type = option.get_type_name();
+    if (text.names.empty() || option.get_expected_max() > 0) {
+        text.value = type.substr(0, type.find(':'));
+        text.words = words_of(type);
+        constexpr const char* files[] = {"TEXT",   "PATH",      "FILE",       "FILE…",
+                                         "DIR",    "CONFIG",    "RUN",        "GLOB|DIR",
+                                         "SOURCE", "NAME|FILE", "CHECKPOINT", "RUN|CHECKPOINT"};
+        text.is_file = text.words.empty() &&
+                       std::find(std::begin(files), std::end(files), text.value) != std::end(files);
+        text.takes_keys = text.value.starts_with("KEY");
+    }
+    text.meaning = option.get_description();
+    return text;
+}
+
+}  // namespace
+
+std::vector<CommandText> command_texts(const CLI::App& app) {
+    std::vector<CommandText> commands;
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+        CommandText text{command->get_name(), command->get_description(), {}};
+        for (const CLI::Option* option : command->get_options())
+            text.options.push_back(text_of(*option));
+        commands.push_back(text);
+    }
+    return commands;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,77 @@
+// The manual page train_gpt(1): roff with the macros of man(7).
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+#include "training/commands/command_texts.h"
+#include "training/commands/version.h"
+#include "training/config/config_help.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// A text as roff has it: no character is taken as a request, and hyphens of options stay hyphens.
+/// Words in Markdown's backticks become bold.
+std::string roff(const std::string& text, bool is_name = false) {
+    std::string out;
+    bool bold = false;
+    for (const char c : text) {
+        if (c == '\\')
+            out += "\\e";
+        else if (c == '-' && is_name)
+            out += "\\-";
+        else if (c == '`')
+            out += (bold = !bold) ? "\\fB" : "\\fR";
+        else if (c == '\n')
+            out += ' ';
+        else
+            out += c;
+    }
+    return out.starts_with('.') || out.starts_with('\'') ? "\\&" + out : out;
+}
+
+std::string bold(const std::string& name) { return "\\fB" + roff(name, true) + "\\fR"; }
+
+std::string described(const OptionText& option) {
+    std::string head;
+    for (const std::string& name : option.names) head += (head.empty() ? "" : ", ") + bold(name);
+    std::string value = option.value;
+    if (!option.words.empty()) {
+        value.clear();
+        for (const std::string& word : option.words) value += (value.empty() ? "" : "|") + word;
+    }
+    if (!value.empty()) head += concat(head.empty() ? "" : " ", "\\fI", roff(value, true), "\\fR");
+    return concat(".TP\n", head, "\n", roff(option.meaning), "\n");
+}
+
+}  // namespace
+
+std::string manual_page(const CLI::App& app) {
+    const std::vector<CommandText> commands = command_texts(app);
+    std::string text =
+        concat(".TH TRAIN_GPT 1 \"\" \"train_gpt ", roff(version()), "\" \"User Commands\"\n",
+               ".SH NAME\ntrain_gpt \\- pretrain language models\n.SH SYNOPSIS\n");
+    for (const CommandText& command : commands) {
+        text += concat(".B train_gpt ", command.name, "\n");
+        std::string arguments;
+        for (const OptionText& option : command.options)
+            if (option.names.empty()) arguments += " \\fI" + roff(option.value, true) + "\\fR";
+        text += concat("[\\fIoptions\\fR]", arguments, "\n.br\n");
+    }
+    text += concat(".SH DESCRIPTION\n", roff(app.get_description()), "\n.SH COMMANDS\n");
+    for (const CommandText& command : commands) {
+        text += concat(".SS ", command.name, "\n", roff(command.meaning), "\n");
+        for (const OptionText& option : command.options) text += described(option);
+    }
+    text +=
+        ".SH CONFIGURATION\nKeys of the JSON file, which \\fB\\-\\-set\\fR "
+        "\\fIKEY\\fR=\\fIVALUE\\fR "
+        "overrides, with their defaults.\n";
+    for (const KeyDescription& key : describe_keys())
+        text += concat(".TP\n", bold(key.path), " = ", roff(key.fallback, true), "\n",
+                       roff(key.meaning + " (" + key.rule + ")"), "\n");
+    text += concat(".SH EXIT STATUS\n", roff(exit_codes), "\n");
+    return text;
+}
+
+}  // namespace train_gpt
