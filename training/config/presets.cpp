@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <system_error>
-#include <vector>
 
 #include "base/error.h"
 #include "training/config/nearest_key.h"
@@ -12,9 +11,6 @@ namespace train_gpt {
 
 namespace fs = std::filesystem;
 
-namespace {
-
-/// The folders in which presets may be.
 std::vector<fs::path> preset_folders() {
     std::vector<fs::path> folders{"configs"};
     std::error_code code;
@@ -24,6 +20,8 @@ std::vector<fs::path> preset_folders() {
             folders.push_back((program / place).lexically_normal());
     return folders;
 }
+
+namespace {
 
 /// The names of all presets that are found, sorted.
 std::vector<std::string> preset_names() {

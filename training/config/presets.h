@@ -2,6 +2,7 @@
 #pragma once
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace train_gpt {
 
@@ -10,5 +11,8 @@ namespace train_gpt {
 /// repository, or where `make install` put them. Throws Error if `name` is neither; the message
 /// names the nearest presets.
 std::filesystem::path find_config(const std::string& name);
+
+/// The folders in which presets may be.
+std::vector<std::filesystem::path> preset_folders();
 
 }  // namespace train_gpt
