@@ -14,6 +14,8 @@ namespace {
 constexpr std::string_view fitted = "public rows";
 /// From steps of this program on one H100 (docs/measurements.md).
 constexpr std::string_view measured = "own steps";
+/// From profiles of this program on one core of a processor (docs/planning.md).
+constexpr std::string_view processor = "own profiles";
 
 std::string_view name_of(Software software) {
     constexpr std::string_view names[] = {"own",     "megatron", "fsdp", "torchtitan",
@@ -46,7 +48,6 @@ const std::vector<EfficiencyRow>& efficiency_table() {
         {"products.blackwell.fp8", 0.547, 0.58, 0.1, fitted},
         {"products.consumer.bf16", 0.9211, 0.85, 0.1, fitted},
         {"products.consumer.fp8", 0.8157, 0.7, 0.1, fitted},
-        {"products.cpu.fp32", 0.85, 0.85, 0.1, fitted},
         {"half_size", 290.4, 300, 0.6, fitted},
         {"attention.ampere", 0.5, 0.5, 0.15, fitted},
         {"attention.hopper", 0.52, 0.5, 0.15, fitted},
@@ -94,6 +95,12 @@ const std::vector<EfficiencyRow>& efficiency_table() {
         {"logits.llmc", 7.666, 8, 0.4, fitted},
         {"logits", 21.9, 14, 0.3, fitted},
         {"software.own", 0.9179, 1, 0.12, measured},
+        {"products.cpu", 0.89, 0.89, 0.1, processor},
+        {"half_size.cpu", 470, 470, 0.1, processor},
+        {"attention.cpu", 0.5, 0.5, 0.1, processor},
+        {"attention_backward.own.cpu", 2.35, 2.35, 0.1, processor},
+        {"logits.own.cpu", 20, 20, 0.1, processor},
+        {"software.own.cpu", 1, 1, 0.1, processor},
     };
     return rows;
 }
@@ -120,14 +127,15 @@ Efficiencies efficiencies_of(Software software, const Cluster& cluster, bool fp8
                 }
     };
     Efficiencies e;
-    value(e.products,
-          {"products." + generation + "." + precision, "products." + generation + ".fp32"});
-    value(e.half_size, {"half_size"});
+    value(e.products, {"products." + generation + "." + precision, "products." + generation});
+    value(e.half_size, {"half_size." + generation, "half_size"});
+    e.half_rows = cluster.is_cuda() ? e.half_size / 2 : 0;
     value(e.attention, {"attention." + generation + "." + name, "attention." + generation});
-    value(e.attention_backward, {"attention_backward." + name});
+    value(e.attention_backward,
+          {"attention_backward." + name + "." + generation, "attention_backward." + name});
     value(e.context_chunks, {"context_chunks"});
     value(e.elementwise, {"elementwise." + name + "." + precision, "elementwise." + name});
-    value(e.logits, {"logits." + name, "logits"});
+    value(e.logits, {"logits." + name + "." + generation, "logits." + name, "logits"});
     value(e.quantisation, {"quantisation"});
     value(e.software, {"software." + name + "." + generation, "software." + name});
     value(e.launch, {"launch." + name});

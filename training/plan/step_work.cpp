@@ -96,7 +96,7 @@ class WorkBuilder {
         const double small = std::min({N, K, 8192.0});
         const double peak = fp8 && options_.fp8 ? product_peak_ : peak_;
         return times * 2 * M * N * K / (peak * e_.products) * e_.software *
-               (1 + e_.half_size / (4 * small) + e_.half_size / (2 * M));
+               (1 + e_.half_size / (4 * small) + e_.half_rows / M);
     }
     double moved(double bytes) const { return bytes / (e_.memory * cluster_.memory_bandwidth); }
     double seconds_of(int64_t sent, const Group& group) const {
