@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "kernels/muon/newton_schulz.h"
+#include "parallel/group_ctas.h"
 #include "parallel/state/gradient_sums.h"
 #include "parallel/state/matrices.h"
 
@@ -55,7 +56,7 @@ class WorkBuilder {
             work.ranks.push_back(rank_work(rank));
         time_passes(work);
         work.gathers_each = sharding_of(shape_, 0).zero >= 3;
-        work.beside_exchanges = is_free(Axis::data) ? 0 : e_.beside_exchanges;
+        work.beside_exchanges = is_free(Axis::data) ? 0 : beside_exchanges();
         const double doublings = std::log2(std::max(1.0, mesh.world() / 8.0));
         work.factor = 1 + e_.doubling * doublings;
         return work;
@@ -83,6 +84,16 @@ class WorkBuilder {
 
   private:
     bool is_free(Axis axis) const { return options_.without == axis; }
+
+    /// Collectives of this program hold so many of a GPU's multiprocessors.
+    double beside_exchanges() const {
+        if (options_.software != Software::own || !cluster_.is_cuda()) return e_.beside_exchanges;
+        constexpr int of_nccl = 24;  // group_ctas.h
+        const GroupCtas ctas =
+            group_ctas(shape_.mesh.world(), mesh_sizes(shape_.config), cluster_.multiprocessors,
+                       shape_.config.parallel.nccl_max_ctas);
+        return double{1} * (ctas.exchange > 0 ? ctas.exchange : of_nccl) / cluster_.multiprocessors;
+    }
 
     /// Bytes of a collective's whole buffer, of which a rank sends (ranks − 1) / ranks.
     double collective(double bytes, const Group& group, Axis axis) const {
