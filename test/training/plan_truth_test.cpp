@@ -37,6 +37,8 @@ double published_flops(const TruthRow& row) {
            row.shape.spec.flops_per_token(row.shape.config.sequence_length());
 }
 
+bool is_own(const TruthRow& row) { return row["system"] == "train_gpt"; }
+
 /// What a lookup by GPU, precision and recomputation says about a row, from fitted rows of other
 /// models: their median. Where there are none, those of the GPU and precision, or the precision.
 double looked_up(const std::vector<TruthRow>& rows, const TruthRow& row) {
@@ -47,15 +49,13 @@ double looked_up(const std::vector<TruthRow>& rows, const TruthRow& row) {
           {"precision"}}) {
         std::vector<double> found;
         for (const TruthRow& other : rows)
-            if (other.is_fitted() && other["model"] != row["model"] &&
+            if (other.is_fitted() && !is_own(other) && other["model"] != row["model"] &&
                 std::ranges::all_of(keys, [&](const char* key) { return other[key] == row[key]; }))
                 found.push_back(published_flops(other));
         if (!found.empty()) return median(found) / published_flops(row) - 1;
     }
     return 1;
 }
-
-bool is_own(const TruthRow& row) { return row["system"] == "train_gpt"; }
 
 void write_table(const char* path, const std::vector<TruthRow>& rows,
                  const std::vector<double>& errors) {

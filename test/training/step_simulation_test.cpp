@@ -187,6 +187,14 @@ TEST_CASE("a prediction follows what a step must do", "[plan][step_simulation]")
     Config muon = config;
     muon.optimizer.name = OptimizerName::muon;
     CHECK(seconds_on(muon, 1) > one);
+    Config offloading = config;
+    offloading.memory.offload = {"optimizer"};
+    CHECK(seconds_on(offloading, 1) > one);
+    // Experts of which each token passes two take longer than an MLP of the size of one.
+    Config mixture = config;
+    mixture.model.n_expert = 8, mixture.model.n_expert_per_token = 2;
+    mixture.model.n_ff_expert = spec_of(config, config.model.vocab_size).n_ff;
+    CHECK(seconds_on(mixture, 1) > one);
     // fp8's products are faster.
     CHECK(simulate(step_work(shape, cluster, {.fp8 = true})).seconds < one);
 }
