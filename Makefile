@@ -418,8 +418,9 @@ has-clang-format has-clang-tidy: has-%:
 
 install: $(B)/train_gpt
 	install -D -m 755 $(B)/train_gpt $(DESTDIR)$(PREFIX)/bin/train_gpt
-	install -d $(DESTDIR)$(PREFIX)/share/train_gpt/configs $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
+	install -d $(DESTDIR)$(PREFIX)/share/train_gpt/configs/clusters $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	install -m 644 configs/*.json $(DESTDIR)$(PREFIX)/share/train_gpt/configs
+	install -m 644 configs/clusters/*.json $(DESTDIR)$(PREFIX)/share/train_gpt/configs/clusters
 	install -m 755 scripts/data.sh scripts/tasks.py $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,man/man1 bash-completion/completions zsh/site-functions fish/vendor_completions.d)
 	$(B)/train_gpt --man > $(DESTDIR)$(PREFIX)/share/man/man1/train_gpt.1

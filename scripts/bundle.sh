@@ -13,7 +13,7 @@ largest=$((60 * $#))  # MiB
 
 rm -rf "$folder"
 mkdir -p "$folder/configs"
-cp configs/*.json "$folder/configs"
+cp -r configs/*.json configs/clusters "$folder/configs"
 cp LICENSE README.md "$folder"
 
 left_out='^(linux-vdso|ld-linux|libc\.|libm\.|libpthread|libdl|librt|libcuda\.|libcudart|libcublas|libnvidia|libcudnn|libnccl)'

@@ -19,7 +19,8 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::string findings =
-    "echo 'HAVE_ONEDNN := 1\nHAVE_TLS := 1\nHAVE_ZLIB := 0\nHAVE_ZSTD := 1\nHAVE_SNAPPY := 0\nHAVE_LZ4 := 1\nHAVE_MPI := 0'; "
+    "echo 'HAVE_ONEDNN := 1\nHAVE_TLS := 1\nHAVE_ZLIB := 0\nHAVE_ZSTD := 1\nHAVE_SNAPPY := "
+    "0\nHAVE_LZ4 := 1\nHAVE_MPI := 0'; "
     "echo HAVE_CUDA := $([ \"$CUDA\" = \"\" ] && echo 1 || echo 0)\n";
 
 /// Removes the settings of the make that runs the tests, so that they do not affect another make.
@@ -120,7 +121,7 @@ TEST_CASE("make install copies the scripts that the program names, and they work
     const TemporaryDirectory directory;
     // The parts of the project that `make install` reads.
     fs::copy("scripts", directory / "scripts", fs::copy_options::recursive);
-    fs::copy("configs", directory / "configs");
+    fs::copy("configs", directory / "configs", fs::copy_options::recursive);
     fs::copy_file("Makefile", directory / "Makefile");
     fs::create_directory(directory / "build");
     fs::copy_file(binary(), directory / "build/train_gpt");
@@ -135,6 +136,7 @@ TEST_CASE("make install copies the scripts that the program names, and they work
     REQUIRE(made.exit_code == 0);
     const fs::path share = directory / "root/usr/share/train_gpt";
     CHECK(names_in(share / "configs") == names_in("configs"));
+    CHECK(names_in(share / "configs/clusters") == names_in("configs/clusters"));
 
     std::set<std::string> named;
     const std::string program = read(binary());
@@ -160,6 +162,9 @@ TEST_CASE("make install copies the scripts that the program names, and they work
     }
     CHECK(shell("cd root/usr/share/train_gpt && ../../bin/train_gpt plan configs/gpt2-10m.json "
                 "--set device=cpu --set tokenizer.path=")
+              .exit_code == 0);
+    CHECK(shell("root/usr/bin/train_gpt plan root/usr/share/train_gpt/configs/gpt2-10m.json "
+                "--cluster cpu-8-cores --set tokenizer.path=")
               .exit_code == 0);
 }
 

@@ -7,12 +7,16 @@
 #include <functional>
 #include <limits>
 
+#include <omp.h>
+
 #include "base/error.h"
+#include "base/file.h"
 #include "base/stopwatch.h"
 #include "base/text_table.h"
 #include "device/copy.h"
 #include "device/memory.h"
 #include "parallel/together.h"
+#include "training/plan/datasheet.h"
 #include "training/plan/peak.h"
 
 namespace train_gpt {
@@ -293,6 +297,59 @@ std::string format_selfcheck(const SelfcheckTable& table, const std::vector<Slow
     return text;
 }
 
+Cluster measured_cluster(const SelfcheckTable& table, const Device& device, int ranks_per_node) {
+    const auto rate = [&](const char* name, double unit) {
+        for (const RankRates& rates : table.rates)
+            if (rates.name == name) return unit * median_rate(rates);
+        return 0.0;
+    };
+    const auto ranks = static_cast<int>(table.hosts.size());
+    Cluster cluster{
+        .name = "this",
+        .source = concat("train_gpt selfcheck on ", ranks, " rank", ranks == 1 ? "" : "s", " of ",
+                         table.hosts.front(), ", ", table.devices.front()),
+        .multiprocessors = device.is_cuda() ? multiprocessors(device) : omp_get_max_threads(),
+        .flops_fp32 = rate("fp32 TFLOP/s", 1e12),
+        .flops_bf16 = rate("bf16 TFLOP/s", 1e12),
+        .memory = static_cast<double>(memory_available(device)) / ranks_per_node,
+        .memory_bandwidth = rate("memory GB/s", 1e9),
+        .ranks_per_node = ranks_per_node,
+        .host_link = std::min(rate("to GPU GB/s", 1e9), rate("from GPU GB/s", 1e9)),
+        .is_measured = true};
+    if (device.is_cuda()) {
+        const Gpu* gpu = gpu_called(table.devices.front(), cluster.multiprocessors);
+        if (!gpu)
+            throw Error("the table of datasheets has no ", table.devices.front(),
+                        ", so --save cannot describe it; write a file by hand (docs/planning.md)");
+        cluster.gpu = gpu->key;
+        cluster.architecture = gpu->architecture;
+        cluster.memory = static_cast<double>(int64_t{gpu->memory_gib} << 30);
+    }
+    // Where nothing is measured: shared memory or NVLink, and a network of 10 Gb/s.
+    cluster.node = {.latency = 5e-6, .bandwidth = device.is_cuda() ? 100e9 : 5e9};
+    cluster.network = {.latency = 50e-6, .bandwidth = 1e9};
+    const bool several_nodes = ranks > ranks_per_node;
+    if (!table.collectives.empty()) {
+        Link& link = several_nodes ? cluster.network : cluster.node;
+        const int nodes = several_nodes ? ranks / ranks_per_node : 1;
+        link.bandwidth = 0;
+        for (const CollectiveRates& c : table.collectives) {
+            const double all = median({c.reduce_scatter, c.all_gather, c.all_reduce});
+            link.measured.push_back({nodes, static_cast<double>(c.bytes), all});
+            link.bandwidth = std::max(link.bandwidth, all);
+        }
+        // The smallest collective is latency.
+        const CollectiveRates& first = table.collectives.front();
+        link.latency = static_cast<double>(first.bytes) / link.measured.front().bandwidth / ranks;
+    }
+    cluster.note = concat("the links ",
+                          table.collectives.empty() ? "inside and between nodes"
+                          : several_nodes           ? "inside nodes"
+                                                    : "between nodes",
+                          " were not measured, but assumed");
+    return cluster;
+}
+
 int selfcheck(const SelfcheckOptions& options, const Device& device, const Mesh& mesh) {
     const World& world = mesh.world();
     world.activity().phase = "selfcheck";
@@ -322,6 +379,11 @@ int selfcheck(const SelfcheckOptions& options, const Device& device, const Mesh&
         std::fputs(format_selfcheck(table, slow, options.tolerance).c_str(), stdout);
         std::fflush(stdout);
     }
+    first_for_all(world, [&] {
+        if (!options.save.empty())
+            write_file(options.save, to_text(measured_cluster(table, device, world.local_size())));
+        return std::string();
+    });
     if (slow.empty()) return 0;
     throw SharedError(
         slow.size(), " of ", world.size(), " ranks ", slow.size() == 1 ? "was" : "were",

@@ -8,6 +8,7 @@
 
 #include "device/device.h"
 #include "parallel/mesh.h"
+#include "training/plan/cluster.h"
 
 namespace train_gpt {
 
@@ -16,6 +17,7 @@ struct SelfcheckOptions {
     int64_t max_bytes = int64_t{256} << 20;  // of the largest buffer that is copied or exchanged
     /// Collectives are measured along the axes of this mesh.
     MeshSizes mesh = {.allow_tensor_across_nodes = true};
+    std::string save = {};  // a file for the cluster that was measured; empty: none
 };
 
 /// Measures on all ranks at the same time. Measures again if a rank looks slow, since a momentary
@@ -52,6 +54,12 @@ struct SelfcheckTable {
     std::vector<CollectiveRates> collectives;  // over all ranks; none in a world of one
     std::vector<AxisRates> along;              // axes with several ranks, but not all
 };
+
+/// What was measured, as a cluster of nodes with so many ranks: medians over the ranks. Collectives
+/// over all ranks describe the links between nodes if there are several, else inside one. A link
+/// that nothing was measured of is assumed, and the cluster's note says so. Throws Error for a GPU
+/// that is not in the table of datasheets.
+Cluster measured_cluster(const SelfcheckTable& table, const Device& device, int ranks_per_node);
 
 /// The bytes per second that each rank's link carries when a collective over n = `ranks` ranks
 /// takes `seconds`. `bytes`: the buffer's size, which is all_gather's output and reduce_scatter's

@@ -136,3 +136,41 @@ TEST_CASE("a plan draws the schedule of its pipeline into a file, or says why no
     check_refused(plan("1", file), 1, {"parallel.pipeline is 1", "set it to 2 or more"});
     check_refused(plan("4", directory / "missing/schedule.svg"), 1, {"missing/schedule.svg"});
 }
+
+TEST_CASE("a plan on a cluster predicts a step, searches for faster ways, and writes a trace",
+          "[cli][plan]") {
+    const TemporaryDirectory directory;
+    const auto plan = [](const Arguments& more) {
+        Arguments all{"plan",  "configs/llama3.2-1b.json", "--cluster", "h100-dgx",
+                      "--set", "batch.micro_batch=1",      "--set",     "memory.recompute=none"};
+        all.insert(all.end(), more.begin(), more.end());
+        return train_gpt_with(all);
+    };
+    const std::string text = check_succeeds(plan({"--world", "16"})).out;
+    for (const char* part : {"predicted on h100-dgx", "tokens/s of a rank", "bounded by",
+                             "exchanges along data", "GPU-hours"})
+        CHECK(contains(text, part));
+    CHECK_FALSE(contains(text, "cost"));
+    // One object, and nothing else
+    const std::string file = directory / "step.json";
+    const std::string line =
+        check_succeeds(plan({"--world", "16", "--json", "--price", "2", "--trace", file})).out;
+    const Json json = Json::parse(line);
+    CHECK(json["cost"].get<double>() == Approx(2 * json["gpu_hours"].get<double>()));
+    CHECK(json["exposed_communication_ms"]["data"].get<double>() > 0);
+    CHECK(Json::parse(read(file))["traceEvents"].size() > 100);
+    const Json found =
+        Json::parse(check_succeeds(plan({"--world", "16", "--search", "--json"})).out);
+    CHECK(found["best"].size() == 10);
+    // fp8's step is shorter.
+    const Json in_fp8 = Json::parse(check_succeeds(plan({"--world", "16", "--json", "--fp8"})).out);
+    CHECK(in_fp8["step_ms"].get<double>() < json["step_ms"].get<double>());
+    check_refused(plan({"--world", "12"}), 1, {"whole nodes", "8 and 16"});
+    check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--cluster", "h100"}), 1,
+                  {"\"h100\"", "h100-dgx"});
+    check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--cluster", "a100-80", "--fp8",
+                                  "--set", "batch.micro_batch=4"}),
+                  1, {"no fp8 products", "leave --fp8 out"});
+    check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--price", "2"}), 2,
+                  {"--price", "--cluster"});
+}

@@ -215,3 +215,32 @@ TEST_CASE("collectives are measured from 64 KiB on, in steps of four, up to the 
     CHECK(collective_sizes(64 << 10) == std::vector<int64_t>{64 << 10});
     CHECK(collective_sizes(1) == std::vector<int64_t>{64 << 10});
 }
+
+TEST_CASE("what selfcheck measured is a cluster that a plan reads", "[selfcheck][cluster]") {
+    SelfcheckTable table;
+    table.hosts = {"a", "a", "b", "b"};
+    table.devices = {4, "a processor"};
+    table.rates = {{"bf16 TFLOP/s", {1, 2, 3, 4}},
+                   {"fp32 TFLOP/s", {0.5, 0.5, 0.5, 0.5}},
+                   {"memory GB/s", {40, 40, 20, 40}}};
+    table.collectives = {
+        {.bytes = 1 << 20, .reduce_scatter = 1e9, .all_gather = 3e9, .all_reduce = 2e9},
+        {.bytes = 1 << 24, .reduce_scatter = 5e9, .all_gather = 5e9, .all_reduce = 6e9}};
+    const TemporaryDirectory folder;
+    for (const int of_node : {4, 2}) {
+        const Cluster measured = measured_cluster(table, Device{}, of_node);
+        write(folder / "mine.json", to_text(measured));
+        const Cluster cluster = find_cluster(folder / "mine.json");
+        CHECK(cluster.is_measured);
+        CHECK(cluster.flops_bf16 == Approx(2.5e12));  // the median
+        CHECK(cluster.memory_bandwidth == Approx(40e9));
+        CHECK(cluster.ranks_per_node == of_node);
+        const Link &link = of_node == 4 ? cluster.node : cluster.network,
+                   &other = of_node == 4 ? cluster.network : cluster.node;
+        CHECK(link.measured.size() == 2);
+        CHECK(link.bandwidth_of(1 << 20, 2) == Approx(2e9));
+        CHECK(link.bandwidth_of(1 << 24, 2) == Approx(5e9));
+        CHECK(other.measured.empty());
+        CHECK(contains(cluster.note, of_node == 4 ? "between nodes" : "inside nodes"));
+    }
+}

@@ -61,6 +61,12 @@ struct CommandLine {
     std::string picture;     // file for the pipeline's schedule
     std::string gpu;         // one that is not here
     uint64_t gpu_bytes = 0;  // its memory; 0: as its datasheet says
+    struct Planning {
+        std::string cluster;  // a name or a file; empty: none
+        std::optional<double> price;
+        bool fp8 = false, json = false, search = false;
+        std::string trace;  // a file to write; empty: none
+    } planning;
 
     // sweep
     SweepOptions sweep;

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "training/commands/plan_options.h"
 #include "training/commands/shared_options.h"
 #include "training/commands/supervise_options.h"
 #include "training/config/from_depth.h"
@@ -141,26 +142,6 @@ void add_sweep_command(CLI::App& app, CommandLine& line) {
                     "After a quarter and after half of the steps, stop the half of the "
                     "combinations whose training loss is worse");
     sweep->add_flag("--json", line.sweep.json, "Print the result as JSON");
-}
-
-void add_plan_command(CLI::App& app, CommandLine& line, std::string& memory) {
-    CLI::App* plan = app.add_subcommand(
-        "plan", "Print parameters, FLOPs and memory of a run, without starting it");
-    add_config(plan, line);
-    plan->add_option("--world", line.world, "Number of ranks")
-        ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
-    plan->add_option("--gpu", line.gpu,
-                     "Plan for GPUs that are not here, such as rtx4090, by their datasheet")
-        ->type_name("NAME");
-    plan->add_option("--memory", memory,
-                     "Plan for GPUs that are not here, with so much memory each, such as 24GiB")
-        ->type_name("SIZE");
-    plan->add_option(
-            "--picture", line.picture,
-            "Also draw the schedule of the pipeline, and the micro-batches in flight (SVG)")
-        ->transform(path())
-        ->type_name("FILE");
 }
 
 void add_sample_command(CLI::App& app, CommandLine& line) {
@@ -311,6 +292,11 @@ void add_selfcheck_command(CLI::App& app, CommandLine& line) {
         ->check(from_to(0, 100))
         ->capture_default_str()
         ->type_name("PERCENT");
+    selfcheck
+        ->add_option("--save", line.selfcheck.save,
+                     "Write what was measured as a cluster for plan --cluster FILE")
+        ->transform(path())
+        ->type_name("FILE");
     selfcheck
         ->add_option("--max-bytes", line.selfcheck.max_bytes,
                      "Size of the largest buffer to copy or communicate")

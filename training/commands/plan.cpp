@@ -7,12 +7,58 @@
 #include "base/printable.h"
 #include "training/commands/commands.h"
 #include "training/config/load_config.h"
+#include "training/plan/fit.h"
 #include "training/plan/pipeline_plan.h"
+#include "training/plan/prediction.h"
+#include "training/plan/search.h"
+#include "training/plan/simulated_trace.h"
 
 namespace train_gpt::commands {
 
+namespace {
+
+void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
+
+/// `plan --cluster`: how long a step takes there.
+int plan_on_cluster(const CommandLine& line, Config config) {
+    const auto& asked = line.planning;
+    const Cluster cluster = find_cluster(asked.cluster);
+    if (asked.fp8 && cluster.flops_fp8 == 0)
+        throw Error("the cluster ", cluster.name, " has no fp8 products; leave --fp8 out");
+    const PredictionOptions options{.fp8 = asked.fp8, .price = asked.price};
+    if (asked.search) {
+        const SearchResult result = search(config, cluster, line.world, options);
+        print(asked.json ? to_text(to_json(result)) + "\n" : to_text(result, cluster));
+        return 0;
+    }
+    const RunShape open = shape_on(config, cluster, line.world);
+    const PlanTarget target = target_of(cluster);
+    const RunShape shape = choose_for(open, cluster);
+    config.precision.dtype = shape.dtype;
+    config.batch.micro_batch = shape.config.batch.micro_batch;
+    config.memory.recompute = shape.recompute;
+    config.parallel.zero = shape.config.parallel.zero;
+    config.memory.offload = shape.config.memory.offload;
+    config.checkpoint.async = shape.config.checkpoint.async;
+    const PlanReport report = plan_report(config, target, line.world);
+    const Prediction prediction = predict(shape, cluster, options);
+    print(asked.json ? to_text(to_json(prediction)) + "\n"
+                     : report.text + to_text(prediction, cluster));
+    if (!asked.trace.empty()) {
+        const StepWork work = step_work(shape, cluster, {.fp8 = asked.fp8});
+        write_trace(asked.trace, simulate(work, true), shape.mesh.first_ranks(Axis::pipeline));
+        if (!asked.json) std::printf("wrote %s\n", printable(asked.trace).c_str());
+    }
+    std::fflush(stdout);
+    if (!report.problem.empty()) throw Error(report.problem);
+    return 0;
+}
+
+}  // namespace
+
 int plan(const CommandLine& line) {
     const Config config = load_config(line, line.world);
+    if (!line.planning.cluster.empty()) return plan_on_cluster(line, config);
     const bool is_elsewhere = !line.gpu.empty() || line.gpu_bytes > 0;
     if (is_elsewhere && config.device == "cpu")
         throw Error(
@@ -22,7 +68,7 @@ int plan(const CommandLine& line) {
     if (!line.picture.empty())
         write_file(line.picture, planned_picture(config, target, line.world));
     const PlanReport report = plan_report(config, target, line.world);
-    std::fputs(report.text.c_str(), stdout);
+    print(report.text);
     if (!line.picture.empty()) std::printf("wrote %s\n", printable(line.picture).c_str());
     std::fflush(stdout);
     if (!report.problem.empty()) throw Error(report.problem);

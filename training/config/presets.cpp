@@ -11,9 +11,6 @@ namespace train_gpt {
 
 namespace fs = std::filesystem;
 
-namespace {
-
-/// The folders in which presets may be.
 std::vector<fs::path> preset_folders() {
     std::vector<fs::path> folders{"configs"};
     std::error_code code;
@@ -23,8 +20,6 @@ std::vector<fs::path> preset_folders() {
             folders.push_back((program / place).lexically_normal());
     return folders;
 }
-
-}  // namespace
 
 std::vector<std::string> preset_names() {
     std::vector<std::string> names;

@@ -12,6 +12,9 @@ namespace train_gpt {
 /// names the nearest presets.
 std::filesystem::path find_config(const std::string& name);
 
+/// The folders in which presets may be.
+std::vector<std::filesystem::path> preset_folders();
+
 /// The names of all presets that are found, sorted.
 std::vector<std::string> preset_names();
 

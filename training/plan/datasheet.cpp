@@ -55,13 +55,18 @@ const Gpu& gpu_named(std::string_view key) {
                 "; for another one, give its memory, such as --memory 24GiB");
 }
 
-double datasheet_flops(std::string_view name, int multiprocessors) {
+const Gpu* gpu_called(std::string_view name, int multiprocessors) {
     for (const Gpu& gpu : gpus) {
         const size_t at = name.find(gpu.name);
         if (at != name.npos && (at == 0 || name[at - 1] == ' '))
-            return multiprocessors == gpu.multiprocessors ? 1e12 * gpu.teraflops : 0;
+            return multiprocessors == gpu.multiprocessors ? &gpu : nullptr;
     }
-    return 0;
+    return nullptr;
+}
+
+double datasheet_flops(std::string_view name, int multiprocessors) {
+    const Gpu* gpu = gpu_called(name, multiprocessors);
+    return gpu ? 1e12 * gpu->teraflops : 0;
 }
 
 double datasheet_flops(const Device& device, DType dtype) {

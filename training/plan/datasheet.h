@@ -21,9 +21,12 @@ struct Gpu {
 /// keys if there is none.
 const Gpu& gpu_named(std::string_view key);
 
-/// FLOP/s of a GPU's tensor cores that multiply bf16 without sparsity and add in fp32. `name`: the
-/// GPU's name, as CUDA gives it. Returns 0 if the GPU is not in the table, or if it has another
+/// A GPU by its name, as CUDA gives it. Null if the GPU is not in the table, or if it has another
 /// number of multiprocessors than in the table: a slice of a GPU (MIG) has fewer.
+const Gpu* gpu_called(std::string_view name, int multiprocessors);
+
+/// FLOP/s of such a GPU's tensor cores that multiply bf16 without sparsity and add in fp32; 0 if
+/// there is none.
 double datasheet_flops(std::string_view name, int multiprocessors);
 
 /// The same for a device. Returns 0 for CPUs, and for other dtypes than bf16.

@@ -2,21 +2,17 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <string_view>
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/json_text.h"
 #include "base/stopwatch.h"
+#include "training/watch/trace_lines.h"
 
 namespace train_gpt {
 
 namespace fs = std::filesystem;
 
 namespace {
-
-constexpr std::string_view head = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n",
-                           separator = ",\n", tail = "\n]}\n";
 
 /// The first rank's clock at about the present, on this rank's clock. All ranks leave a barrier at
 /// nearly the same time; the median over several of them is the estimate.
@@ -34,28 +30,6 @@ double common_time(const World& world) {
     for (size_t i = 0; i < ahead.size(); ++i) ahead[i] = left[i] - of_first[i];
     std::nth_element(ahead.begin(), ahead.begin() + barriers / 2, ahead.end());
     return of_first.back() + ahead[barriers / 2];
-}
-
-/// A track's number as a thread; 0 is the idle thread in Perfetto.
-int thread_of(TraceTrack track) { return 1 + static_cast<int>(track); }
-
-/// A line about a process (a rank) or one of its threads (a track).
-std::string metadata(const char* what, int rank, int thread, const Json& args) {
-    return to_text(
-        Json{{"ph", "M"}, {"name", what}, {"pid", rank}, {"tid", thread}, {"args", args}});
-}
-
-std::string event(const TracedSpan& span, int rank, double start) {
-    char number[16] = "", text[256];
-    if (span.number >= 0) std::snprintf(number, sizeof number, " %d", span.number);
-    std::snprintf(
-        text, sizeof text,
-        "{\"ph\":\"X\",\"name\":\"%s%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,"
-        "\"dur\":%.3f,\"args\":{\"step\":%lld}}",
-        span.name, number, name_of(span.track), rank, thread_of(span.track),
-        1e6 * std::max(0.0, span.begin - start), 1e6 * std::max(0.0, span.end - span.begin),
-        static_cast<long long>(span.step));
-    return text;
 }
 
 }  // namespace
@@ -104,35 +78,26 @@ void StepTrace::write_rank(const World& world) const {
     const int rank = world.rank();
     make_directory(run_dir_ / "trace");
     AtomicFile out(world.size() > 1 ? file(rank) : file());
-    out.write(head);
-    out.write(metadata("process_name", rank, 0,
-                       {{"name", concat("rank ", rank, " (", world.host(), ")")}}));
-    out.write(separator);
-    out.write(metadata("process_sort_index", rank, 0, {{"sort_index", rank}}));
-    for (int i = 0; i < static_cast<int>(TraceTrack::count); ++i) {
-        const auto track = static_cast<TraceTrack>(i);
-        out.write(separator);
-        out.write(metadata("thread_name", rank, thread_of(track), {{"name", name_of(track)}}));
-        out.write(separator);
-        out.write(metadata("thread_sort_index", rank, thread_of(track), {{"sort_index", i}}));
-    }
+    out.write(trace_head);
+    out.write(trace_tracks(rank, concat("rank ", rank, " (", world.host(), ")")));
     for (const TracedSpan& span : tracer_.collect()) {
-        out.write(separator);
-        out.write(event(span, rank, start_));
+        out.write(trace_separator);
+        out.write(trace_event(span, rank, start_));
     }
-    out.write(tail);
+    out.write(trace_tail);
     out.commit();
 }
 
 void StepTrace::merge(int ranks) const {
     AtomicFile all(file());
-    all.write(head);
+    all.write(trace_head);
     for (int rank = 0; rank < ranks; ++rank) {
         const MappedFile part(file(rank));
-        if (rank > 0) all.write(separator);
-        all.write(part.text().substr(head.size(), part.text().size() - head.size() - tail.size()));
+        if (rank > 0) all.write(trace_separator);
+        all.write(part.text().substr(trace_head.size(),
+                                     part.text().size() - trace_head.size() - trace_tail.size()));
     }
-    all.write(tail);
+    all.write(trace_tail);
     all.commit();
 }
 

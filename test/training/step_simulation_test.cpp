@@ -1,0 +1,272 @@
+#include "training/plan/step_simulation.h"
+
+#include <algorithm>
+#include <set>
+
+#include "parallel/pipeline/pipeline_simulation.h"
+#include "test/catch.h"
+#include "test/random.h"
+#include "test/text.h"
+#include "training/plan/prediction.h"
+#include "training/plan/search.h"
+#include "training/plan/simulated_trace.h"
+#include "training/plan/traffic.h"
+
+using namespace train_gpt;
+
+namespace {
+
+double random_seconds() { return 1e-3 * static_cast<double>(random_int(1, 1000)); }
+
+/// Work of a random schedule in which each stage has some units, and nothing is exchanged.
+StepWork random_work(PipelineKind kind, int p, int v, int m) {
+    StepWork work{.schedule = pipeline_schedule(
+                      {.kind = kind, .ranks = p, .stages_per_rank = v, .micro_batches = m})};
+    for (int r = 0; r < p; ++r) {
+        RankWork rank;
+        for (int s = 0; s < v; ++s) {
+            std::vector<UnitWork> units(static_cast<size_t>(random_int(1, 3)));
+            for (UnitWork& unit : units) {
+                unit.forward.products = random_seconds();
+                unit.backward_inputs.attention = random_seconds();
+                unit.backward_weights.memory = random_seconds();
+            }
+            rank.stages.push_back(units);
+        }
+        work.ranks.push_back(rank);
+    }
+    return work;
+}
+
+/// One rank with `units` units that each compute a second in every pass.
+StepWork one_rank(int units, int m) {
+    StepWork work{.schedule = pipeline_schedule({.micro_batches = m})};
+    UnitWork unit;
+    unit.forward.products = unit.backward_inputs.products = unit.backward_weights.products = 1;
+    work.ranks.push_back({.stages = {std::vector<UnitWork>(static_cast<size_t>(units), unit)}});
+    return work;
+}
+
+Config small_config() {
+    Config config;
+    config.model = {.family = "llama",
+                    .n_layer = 8,
+                    .n_head = 8,
+                    .n_embd = 1024,
+                    .n_ctx = 1024,
+                    .vocab_size = 32000};
+    config.batch.micro_batch = 2;
+    config.batch.tokens_per_step = 64 * 1024;
+    config.schedule.steps = 1000;
+    config.parallel.sums = GradientSums::fp32;
+    config.memory.recompute = Recompute::none;
+    return config;
+}
+
+double seconds_on(const Config& config, int world, const char* cluster = "h100-dgx") {
+    const Cluster on = find_cluster(cluster);
+    const RunShape shape = shape_on(config, on, world);
+    return simulate(step_work(shape, on)).seconds;
+}
+
+}  // namespace
+
+TEST_CASE("without exchanges a step takes as long as the pipeline's simulation",
+          "[plan][step_simulation]") {
+    for (const PipelineKind kind : {PipelineKind::gpipe, PipelineKind::one_f_one_b,
+                                    PipelineKind::interleaved, PipelineKind::zero_bubble}) {
+        const int p = static_cast<int>(random_int(2, 4)),
+                  v = kind == PipelineKind::interleaved ? 2 : 1,
+                  m = p * static_cast<int>(random_int(1, 4));
+        const StepWork work = random_work(kind, p, v, m);
+        PipelineTimes times;
+        for (int stage = 0; stage < work.schedule.stages; ++stage) {
+            StageTimes of;
+            for (const UnitWork& unit : work.ranks[static_cast<size_t>(stage % p)]
+                                            .stages[static_cast<size_t>(stage / p)]) {
+                of.forward += unit.forward.sum();
+                of.backward_inputs += unit.backward_inputs.sum();
+                of.backward_weights += unit.backward_weights.sum();
+            }
+            times.stages.push_back(of);
+        }
+        CAPTURE(name_of(kind), p, v, m);
+        const SimulatedStep step = simulate(work, true);
+        const PipelineTimeline timeline = simulate(work.schedule, times);
+        CHECK(step.seconds == Approx(timeline.makespan));
+        CHECK(step.bubble == Approx(timeline.idle_share()).margin(1e-9));
+        for (const auto& spans : step.spans)
+            for (size_t i = 1; i < spans.size(); ++i)
+                CHECK(spans[i].begin >= spans[i - 1].end - 1e-9);
+    }
+}
+
+TEST_CASE("gathers of weights and sums of gradients hide behind computing",
+          "[plan][step_simulation]") {
+    // Four units forward (4 s) and backward (8 s).
+    StepWork work = one_rank(4, 1);
+    CHECK(simulate(work).seconds == Approx(12));
+    for (UnitWork& unit : work.ranks[0].stages[0]) unit.gather = 1;
+    // The first unit waits for its weights; the others' come while units before compute.
+    CHECK(simulate(work).seconds == Approx(13));
+    for (UnitWork& unit : work.ranks[0].stages[0]) unit.reduce_once = 2;
+    // Only the last sum is left after the last unit.
+    CHECK(simulate(work).seconds == Approx(15));
+    for (UnitWork& unit : work.ranks[0].stages[0]) unit.reduce_once = 5;
+    // Sums follow one after the other from the first unit's end on.
+    CHECK(simulate(work).seconds == Approx(1 + 4 + 2 + 4 * 5));
+    work.ranks[0].optimizer = 3;
+    CHECK(simulate(work).seconds == Approx(1 + 4 + 2 + 4 * 5 + 3));
+}
+
+TEST_CASE("with ZeRO-3 each pass gathers weights, one unit ahead", "[plan][step_simulation]") {
+    StepWork work = one_rank(4, 2);
+    work.gathers_each = true;
+    for (UnitWork& unit : work.ranks[0].stages[0]) unit.gather = 0.5;
+    // Only the first gather has nothing to hide behind.
+    CHECK(simulate(work).seconds == Approx(24.5));
+    for (UnitWork& unit : work.ranks[0].stages[0]) unit.gather = 3;
+    // 16 gathers of 3 s decide; the last unit computes 2 s after its own.
+    CHECK(simulate(work).seconds == Approx(16 * 3 + 2));
+    for (UnitWork& unit : work.ranks[0].stages[0]) unit.gather = 0, unit.reduce_each = 2.5;
+    // Backward passes take 8 s each and their sums 10 s: those of the first end at 16 s, while the
+    // second pass computes from 16 s on; its sums end 0.5 s a unit later than its units.
+    CHECK(simulate(work).seconds == Approx(16 + 2 + 4 * 2.5));
+}
+
+TEST_CASE("collectives beside computing slow it down", "[plan][step_simulation]") {
+    StepWork work = one_rank(2, 1);
+    work.beside_exchanges = 0.5;
+    work.ranks[0].stages[0][1].gather = 1;
+    // The second unit's weights arrive while the first computes: 1 s becomes 1.5 s.
+    CHECK(simulate(work).seconds == Approx(6.5));
+}
+
+TEST_CASE("a step without an axis's exchanges is not longer", "[plan][step_simulation]") {
+    Config config = small_config();
+    config.parallel.tensor = static_cast<int>(random_int(0, 1)) + 1;
+    config.parallel.context = static_cast<int>(random_int(0, 1)) + 1;
+    config.parallel.pipeline = 2;
+    config.parallel.zero = static_cast<int>(random_int(1, 3));
+    const Cluster cluster = find_cluster("a100-80");
+    const RunShape shape = shape_on(config, cluster, 16);
+    const Prediction all = predict(shape, cluster);
+    for (const Axis axis : {Axis::data, Axis::tensor, Axis::context, Axis::pipeline}) {
+        WorkOptions without;
+        without.without = axis;
+        const double seconds = simulate(step_work(shape, cluster, without)).seconds;
+        CAPTURE(name_of(axis));
+        CHECK(seconds <= all.step_seconds * (1 + 1e-9));
+        if (all.exposed.contains(name_of(axis)))
+            CHECK(all.exposed.at(name_of(axis)) == Approx(all.step_seconds - seconds).margin(1e-9));
+    }
+    CHECK(all.exposed.contains("pipeline"));
+    CHECK(all.low < all.step_seconds);
+    CHECK(all.high > all.step_seconds);
+}
+
+TEST_CASE("a prediction follows what a step must do", "[plan][step_simulation]") {
+    const Config config = small_config();
+    const double one = seconds_on(config, 1);
+    Config twice = config;
+    twice.batch.tokens_per_step *= 2;
+    CHECK(seconds_on(twice, 1) == Approx(2 * one).epsilon(0.05));
+    CHECK(seconds_on(config, 1, "a100-80") > 1.5 * one);
+    CHECK(seconds_on(config, 1, "h200") < one);
+    CHECK(seconds_on(config, 8) < one / 4);
+    CHECK(seconds_on(config, 8) > one / 8);
+    Config recomputing = config;
+    const Cluster cluster = find_cluster("h100-dgx");
+    const RunShape shape = shape_on(recomputing, cluster, 1);
+    double before = 0;
+    for (const Recompute level : recompute_levels) {
+        const double seconds = simulate(step_work(shape.with_recompute(level), cluster)).seconds;
+        CHECK(seconds > before);
+        before = seconds;
+    }
+    Config muon = config;
+    muon.optimizer.name = OptimizerName::muon;
+    CHECK(seconds_on(muon, 1) > one);
+    Config offloading = config;
+    offloading.memory.offload = {"optimizer"};
+    CHECK(seconds_on(offloading, 1) > one);
+    // Experts of which each token passes two take longer than an MLP of the size of one.
+    Config mixture = config;
+    mixture.model.n_expert = 8, mixture.model.n_expert_per_token = 2;
+    mixture.model.n_ff_expert = spec_of(config, config.model.vocab_size).n_ff;
+    CHECK(seconds_on(mixture, 1) > one);
+    // fp8's products are faster.
+    CHECK(simulate(step_work(shape, cluster, {.fp8 = true})).seconds < one);
+}
+
+TEST_CASE("a prediction in JSON has all keys, and shares that add up to less than a step",
+          "[plan][step_simulation]") {
+    Config config = small_config();
+    const Cluster cluster = find_cluster("h100-dgx");
+    const RunShape shape = shape_on(config, cluster, 8);
+    const Json json = to_json(predict(shape, cluster, {.price = 2}));
+    for (const char* key : {"step_ms", "step_ms_low", "step_ms_high", "tokens_per_second_per_gpu",
+                            "mfu", "mfu_convention", "memory_bytes", "exposed_communication_ms",
+                            "bubble_fraction", "gpu_hours", "days", "cost", "bound"}) {
+        CAPTURE(key);
+        CHECK(json.contains(key));
+    }
+    const double hours = json["step_ms"].get<double>() * 1000 * 8 / 3.6e6;
+    CHECK(json["gpu_hours"].get<double>() == Approx(hours));
+    CHECK(json["cost"].get<double>() == Approx(2 * hours));
+    double shares = 0;
+    for (const auto& [name, share] : json["shares"].items()) shares += share.get<double>();
+    CHECK(shares > 0.9);
+    CHECK(shares < 1.05);
+    CHECK(json["memory_bytes"]["total"].get<uint64_t>() > 0);
+}
+
+TEST_CASE("a simulated trace is JSON with the spans of every pipeline rank",
+          "[plan][step_simulation]") {
+    Config config = small_config();
+    config.parallel.pipeline = 2;
+    const Cluster cluster = find_cluster("h100-dgx");
+    const RunShape shape = shape_on(config, cluster, 4);
+    const SimulatedStep step = simulate(step_work(shape, cluster), true);
+    const TemporaryDirectory folder;
+    write_trace(folder / "trace.json", step, shape.mesh.first_ranks(Axis::pipeline));
+    const Json json = parse_json(read(folder / "trace.json"));
+    std::set<int> ranks;
+    std::set<std::string> names;
+    double end = 0;
+    for (const Json& event : json["traceEvents"]) {
+        if (event["ph"] != "X") continue;
+        ranks.insert(event["pid"].get<int>());
+        const std::string name = event["name"];
+        names.insert(name.substr(0, name.find_last_of(' ')));
+        end = std::max(end, event["ts"].get<double>() + event["dur"].get<double>());
+    }
+    CHECK(ranks == std::set<int>{0, 2});
+    for (const char* name : {"forward layer", "backward layer", "reduce bucket", "gather bucket"})
+        CHECK(names.contains(name));
+    CHECK(end == Approx(1e6 * step.seconds).epsilon(0.01));
+}
+
+TEST_CASE("a search's ways fit, are sorted, and simulate to their times", "[plan][search]") {
+    Config config = small_config();
+    config.batch.micro_batch = 0;
+    config.memory.recompute = std::nullopt;
+    Cluster cluster = find_cluster("h100-dgx");
+    cluster.memory = 2e9;  // so that not all fit
+    const SearchResult result = search(config, cluster, 16);
+    REQUIRE(result.best.size() == 10);
+    CHECK(!result.fuller.empty());
+    double before = 0;
+    for (const Candidate& way : result.best) {
+        CHECK(way.memory <= result.memory_available);
+        CHECK(way.memory > 0);
+        CHECK(way.step_seconds >= before);
+        before = way.step_seconds;
+        CHECK(simulate(step_work(way.shape, cluster)).seconds ==
+              Approx(way.step_seconds).epsilon(0.02));
+    }
+    for (const Candidate& way : result.fuller) CHECK(way.memory > result.memory_available);
+    const Json json = to_json(result);
+    CHECK(json["best"].size() == 10);
+    CHECK(json["best"][0].contains("parallel.tensor"));
+}

@@ -1,0 +1,157 @@
+#include "training/plan/efficiencies.h"
+
+#include <cassert>
+#include <initializer_list>
+
+#include "base/error.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// From 503 published speeds of other programs, of which a half was fitted on and all were judged
+/// (docs/planning.md).
+constexpr std::string_view fitted = "public rows";
+/// From steps of this program on one H100 (docs/measurements.md).
+constexpr std::string_view measured = "own steps";
+/// From profiles of this program on one core of a processor (docs/planning.md).
+constexpr std::string_view processor = "own profiles";
+
+std::string_view name_of(Software software) {
+    constexpr std::string_view names[] = {"own",     "megatron", "fsdp", "torchtitan",
+                                          "maxtext", "llmq",     "llmc"};
+    return names[static_cast<size_t>(software)];
+}
+
+std::string_view generation_of(const Cluster& cluster) {
+    if (!cluster.is_cuda()) return "cpu";
+    switch (cluster.architecture) {
+        case 80:
+            return "ampere";
+        case 90:
+            return "hopper";
+        case 100:
+            return "blackwell";
+        default:
+            return "consumer";
+    }
+}
+
+}  // namespace
+
+const std::vector<EfficiencyRow>& efficiency_table() {
+    static const std::vector<EfficiencyRow> rows = {
+        {"products.ampere.bf16", 0.7999, 0.72, 0.1, fitted},
+        {"products.hopper.bf16", 0.7364, 0.72, 0.1, fitted},
+        {"products.hopper.fp8", 0.689, 0.6, 0.1, fitted},
+        {"products.blackwell.bf16", 0.5746, 0.68, 0.1, fitted},
+        {"products.blackwell.fp8", 0.547, 0.58, 0.1, fitted},
+        {"products.consumer.bf16", 0.9211, 0.85, 0.1, fitted},
+        {"products.consumer.fp8", 0.8157, 0.7, 0.1, fitted},
+        {"half_size", 290.4, 300, 0.6, fitted},
+        {"attention.ampere", 0.5, 0.5, 0.15, fitted},
+        {"attention.hopper", 0.52, 0.5, 0.15, fitted},
+        {"attention.blackwell", 0.4397, 0.45, 0.15, fitted},
+        {"attention.consumer", 0.619, 0.6, 0.15, fitted},
+        {"attention.ampere.fsdp", 0.3256, 0.38, 0.15, fitted},
+        {"attention.hopper.fsdp", 0.2042, 0.3, 0.15, fitted},
+        {"context_chunks", 0.2528, 0.3, 0.5, fitted},
+        {"elementwise.megatron.bf16", 0.9744, 1, 0.4, fitted},
+        {"elementwise.megatron.fp8", 0.9802, 1, 0.4, fitted},
+        {"elementwise.fsdp.bf16", 1.242, 1, 0.4, fitted},
+        {"elementwise.fsdp.fp8", 1.158, 1, 0.4, fitted},
+        {"elementwise.torchtitan.bf16", 1, 1, 0.4, fitted},
+        {"elementwise.torchtitan.fp8", 1.142, 1, 0.4, fitted},
+        {"elementwise.maxtext.bf16", 1.108, 1, 0.4, fitted},
+        {"elementwise.maxtext.fp8", 1, 1, 0.4, fitted},
+        {"elementwise.llmq.bf16", 0.7503, 1, 0.4, fitted},
+        {"elementwise.llmq.fp8", 0.5972, 1, 0.4, fitted},
+        {"elementwise.llmc.bf16", 0.8628, 1, 0.4, fitted},
+        {"quantisation", 0.7323, 1, 0.5, fitted},
+        {"software.megatron", 0.9638, 1, 0.12, fitted},
+        {"software.fsdp.ampere", 0.9486, 1, 0.12, fitted},
+        {"software.fsdp.hopper", 1.041, 1, 0.12, fitted},
+        {"software.torchtitan", 1.11, 1, 0.12, fitted},
+        {"software.maxtext", 1.149, 1, 0.12, fitted},
+        {"software.llmq", 0.8457, 1, 0.12, fitted},
+        {"software.llmc", 0.9662, 1, 0.12, fitted},
+        {"launch.megatron", 2.037e-05, 2e-05, 0.5, fitted},
+        {"launch.fsdp", 2.1e-05, 2e-05, 0.5, fitted},
+        {"tensor_exposed.megatron", 0.4306, 0.5, 0.4, fitted},
+        {"tensor_exposed.torchtitan", 0.5, 0.5, 0.4, fitted},
+        {"context_exposed", 0.3601, 0.4, 0.5, fitted},
+        {"beside_exchanges.megatron", 0.1786, 0.15, 0.5, fitted},
+        {"beside_exchanges.fsdp", 0.1521, 0.15, 0.5, fitted},
+        {"beside_exchanges.torchtitan", 0.15, 0.15, 0.5, fitted},
+        {"beside_exchanges.maxtext", 0.15, 0.15, 0.5, fitted},
+        {"beside_exchanges.llmq", 0.1472, 0.15, 0.5, fitted},
+        {"beside_exchanges.llmc", 0.1498, 0.15, 0.5, fitted},
+        {"doubling", 0.006031, 0.005, 0.7, fitted},
+        {"attention.hopper.own", 0.3594, 0.35, 0.15, measured},
+        {"attention_backward.own", 3.429, 3.5, 0.15, measured},
+        {"elementwise.own", 0.3163, 0.4, 0.5, measured},
+        {"logits.own", 4.74, 5, 0.3, measured},
+        {"logits.llmq", 6.528, 8, 0.4, fitted},
+        {"logits.llmc", 7.666, 8, 0.4, fitted},
+        {"logits", 21.9, 14, 0.3, fitted},
+        {"software.own", 0.9179, 1, 0.12, measured},
+        {"products.cpu", 0.89, 0.89, 0.1, processor},
+        {"half_size.cpu", 470, 470, 0.1, processor},
+        {"attention.cpu", 0.5, 0.5, 0.1, processor},
+        {"attention_backward.own.cpu", 2.35, 2.35, 0.1, processor},
+        {"logits.own.cpu", 20, 20, 0.1, processor},
+        {"software.own.cpu", 1, 1, 0.1, processor},
+    };
+    return rows;
+}
+
+std::vector<double> efficiency_values() {
+    std::vector<double> values;
+    for (const EfficiencyRow& row : efficiency_table()) values.push_back(row.value);
+    return values;
+}
+
+Efficiencies efficiencies_of(Software software, const Cluster& cluster, bool fp8,
+                             const std::vector<double>& values) {
+    const std::vector<EfficiencyRow>& rows = efficiency_table();
+    assert(values.size() == rows.size());
+    const std::string name(name_of(software)), generation(generation_of(cluster)),
+        precision = fp8 ? "fp8" : "bf16";
+    // The first of these names that is in the table
+    const auto value = [&](double& out, std::initializer_list<std::string> names) {
+        for (const std::string& wanted : names)
+            for (size_t i = 0; i < rows.size(); ++i)
+                if (rows[i].name == wanted) {
+                    out = values[i];
+                    return;
+                }
+    };
+    Efficiencies e;
+    value(e.products, {"products." + generation + "." + precision, "products." + generation});
+    value(e.half_size, {"half_size." + generation, "half_size"});
+    e.half_rows = cluster.is_cuda() ? e.half_size / 2 : 0;
+    value(e.attention, {"attention." + generation + "." + name, "attention." + generation});
+    value(e.attention_backward,
+          {"attention_backward." + name + "." + generation, "attention_backward." + name});
+    value(e.context_chunks, {"context_chunks"});
+    value(e.elementwise, {"elementwise." + name + "." + precision, "elementwise." + name});
+    value(e.logits, {"logits." + name + "." + generation, "logits." + name, "logits"});
+    value(e.quantisation, {"quantisation"});
+    value(e.software, {"software." + name + "." + generation, "software." + name});
+    value(e.launch, {"launch." + name});
+    value(e.tensor_exposed, {"tensor_exposed." + name});
+    value(e.context_exposed, {"context_exposed." + name, "context_exposed"});
+    value(e.beside_exchanges, {"beside_exchanges." + name});
+    value(e.doubling, {"doubling"});
+    const bool sends_fp32 =
+        software == Software::own || software == Software::torchtitan || software == Software::llmc;
+    e.gradient_bytes = sends_fp32 ? 4 : 2;
+    if (cluster.is_measured) {
+        // selfcheck measured the rates that are reached: large products, and copies.
+        if (cluster.is_cuda()) e.products /= 0.81;  // an H100's 800 of 989 TFLOP/s
+        e.memory = 1;
+    }
+    return e;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,199 @@
+#include "training/plan/prediction.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/formatted.h"
+#include "training/plan/fit.h"
+#include "training/plan/memory_plan.h"
+#include "training/schedule.h"
+
+namespace train_gpt {
+
+PlanTarget target_of(const Cluster& cluster) {
+    const auto memory = static_cast<uint64_t>(cluster.memory);
+#ifdef TRAIN_GPT_CUDA
+    if (cluster.is_cuda()) return gpu_elsewhere(cluster.gpu, memory);
+#endif
+    PlanTarget target(Device{});
+    target.gpu = cluster.is_cuda() ? cluster.gpu : cluster.name;
+    target.memory = memory;
+    target.multiprocessors = cluster.multiprocessors;
+    target.flops = std::max(cluster.flops_bf16, cluster.flops_fp32);
+    target.host = cluster.host_link;
+    return target;
+}
+
+RunShape shape_on(const Config& given, const Cluster& cluster, int world) {
+    const int per_node = cluster.ranks_per_node;
+    if (world > per_node && world % per_node != 0)
+        throw Error("--world ", world, " does not fill whole nodes of ", cluster.name,
+                    ", which have ", per_node, " ranks each; the nearest numbers are ",
+                    world / per_node * per_node, " and ", (world / per_node + 1) * per_node);
+    const int tensor = given.parallel.tensor;
+    if (tensor > per_node && !given.parallel.allow_tensor_across_nodes)
+        throw Error("parallel.tensor = ", tensor, " is more than the ", per_node,
+                    " ranks of a node of ", cluster.name, "; set it to at most ", per_node,
+                    ", or set parallel.allow_tensor_across_nodes to on");
+    const bool has_bf16 = cluster.flops_bf16 >= cluster.flops_fp32 && cluster.flops_bf16 > 0;
+    const std::optional<DType> wanted = given.precision.dtype;
+    const DType dtype = wanted.value_or(has_bf16 ? DType::bf16 : DType::fp32);
+    Config config = given;
+#ifndef TRAIN_GPT_CUDA
+    // A GPU's copy for checkpoints is in the host's memory, which this build does not tell apart.
+    if (cluster.is_cuda()) config.checkpoint.async = false;
+#endif
+    return {config, spec_of(config, vocab_size_of(config)), dtype, Recompute::none, world};
+}
+
+RunShape choose_for(const RunShape& shape, const Cluster& cluster) {
+    const PlanTarget target = target_of(cluster);
+    constexpr double bucket = 64 << 20;  // bytes of an exchange
+    const int data = shape.mesh.size(Axis::data);
+    const Speeds speeds{.flops = std::max(cluster.flops(shape.dtype), cluster.flops_fp32),
+                        .link = data > 1 ? cluster.bus_bandwidth(bucket, data,
+                                                                 shape.mesh.size(Axis::tensor) *
+                                                                     shape.mesh.size(Axis::context))
+                                         : 0,
+                        .host = cluster.host_link};
+    return with_choices(
+        shape, fit_into(memory_for_a_rank(target, shape.mesh), shape, target.device, speeds));
+}
+
+namespace {
+
+/// What a rank computes in a step, by what it is spent on; the rank that computes longest.
+struct Busiest {
+    PassTime time = {};
+    double optimizer = 0, muon = 0;
+};
+Busiest busiest_of(const StepWork& work) {
+    Busiest most;
+    for (size_t r = 0; r < work.ranks.size(); ++r) {
+        Busiest rank{.optimizer = work.ranks[r].optimizer, .muon = work.ranks[r].muon};
+        for (const std::vector<UnitWork>& stage : work.ranks[r].stages)
+            for (const UnitWork& unit : stage) {
+                rank.time += unit.forward;
+                rank.time += unit.backward_inputs;
+                rank.time += unit.backward_weights;
+            }
+        rank.time = double{1} * work.schedule.shape.micro_batches * rank.time;
+        if (rank.time.sum() > most.time.sum()) most = rank;
+    }
+    return most;
+}
+
+/// Nine of ten published rows of models that the fit had not seen lie within this factor
+/// (docs/planning.md). Clusters that no row checks get twice as much.
+double error_band(const Cluster& cluster) { return cluster.note.empty() ? 0.13 : 0.26; }
+
+}  // namespace
+
+Prediction predict(const RunShape& shape, const Cluster& cluster,
+                   const PredictionOptions& options) {
+    const WorkOptions given{.fp8 = options.fp8};
+    const StepWork work = step_work(shape, cluster, given);
+    const SimulatedStep step = simulate(work);
+    const Config& config = shape.config;
+    Prediction p;
+    p.step_seconds = step.seconds;
+    p.bubble = step.bubble;
+    const double band = error_band(cluster);
+    p.low = step.seconds * (1 - band), p.high = step.seconds * (1 + band);
+    const auto tokens = static_cast<double>(config.batch.tokens_per_step);
+    p.tokens_per_second = tokens / step.seconds / shape.mesh.world();
+    p.mfu = p.tokens_per_second * shape.spec.flops_per_token(config.sequence_length()) /
+            (options.fp8 ? cluster.flops_fp8 : cluster.flops(shape.dtype));
+    for (const Axis axis : {Axis::data, Axis::tensor, Axis::context, Axis::pipeline}) {
+        if (shape.mesh.size(axis) == 1 &&
+            !(axis == Axis::data && shape.mesh.size(Axis::context) > 1))
+            continue;
+        WorkOptions without = given;
+        without.without = axis;
+        const double seconds = simulate(step_work(shape, cluster, without)).seconds;
+        p.exposed[name_of(axis)] = std::max(0.0, step.seconds - seconds);
+    }
+    const Busiest busiest = busiest_of(work);
+    p.optimizer = busiest.optimizer, p.muon = busiest.muon, p.offload = busiest.time.offload;
+    p.shares = {{"products", busiest.time.products / step.seconds},
+                {"attention", busiest.time.attention / step.seconds},
+                {"memory bandwidth", busiest.time.memory / step.seconds},
+                {"optimizer", busiest.optimizer / step.seconds},
+                {"offloading", busiest.time.offload / step.seconds},
+                {"pipeline bubble", p.bubble}};
+    for (const auto& [axis, seconds] : p.exposed)
+        p.shares["exchanges along " + axis] = seconds / step.seconds;
+    p.bound = std::max_element(p.shares.begin(), p.shares.end(), [](const auto& a, const auto& b) {
+                  return a.second < b.second;
+              })->first;
+    if (config.schedule.steps > 0 || config.schedule.tokens > 0) {
+        const double steps = config.schedule.steps > 0
+                                 ? static_cast<double>(config.schedule.steps)
+                                 : static_cast<double>(config.schedule.tokens) / tokens;
+        p.days = steps * step.seconds / 86400;
+        p.gpu_hours = *p.days * 24 * shape.mesh.world();
+        if (options.price) p.cost = *p.gpu_hours * *options.price;
+    }
+    const PlanTarget target = target_of(cluster);
+    const Arena plan = plan_memory(shape, target.device);
+    for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i)
+        if (const auto purpose = static_cast<Purpose>(i); plan.bytes(purpose) > 0)
+            p.memory[label_of(purpose, plan.device())] = plan.bytes(purpose);
+    p.memory["total"] = plan.total_bytes();
+    p.memory_available = memory_for_a_rank(target, shape.mesh).device;
+    if (cluster.is_cuda() && !target.device.is_cuda())
+        p.notes.emplace_back(
+            "this build has no CUDA kernels, so memory is counted with a CPU's workspaces");
+    if (!cluster.note.empty()) p.notes.push_back(cluster.note);
+    if (options.fp8)
+        p.notes.emplace_back("fp8's efficiencies are from published runs of other programs");
+    return p;
+}
+
+std::string to_text(const Prediction& p, const Cluster& cluster) {
+    std::string text =
+        formatted("\npredicted on %s: %.4g ms a step (%.4g to %.4g)\n", cluster.name.c_str(),
+                  1e3 * p.step_seconds, 1e3 * p.low, 1e3 * p.high);
+    text += formatted("  %-22s %.0f tokens/s of a rank, MFU %.1f %% (6·N + 6·L·C·T)\n", "speed",
+                      p.tokens_per_second, 100 * p.mfu);
+    text += concat("  ", formatted("%-22s ", "bounded by"), p.bound, "\n");
+    for (const auto& [name, share] : p.shares)
+        if (share >= 0.0005)
+            text += formatted("  %-22s %.1f %% of a step\n", name.c_str(), 100 * share);
+    if (p.days)
+        text += formatted("  %-22s %.1f GPU-hours, %.2f days\n", "the run", *p.gpu_hours, *p.days);
+    if (p.cost) text += formatted("  %-22s %.2f\n", "cost", *p.cost);
+    for (const std::string& note : p.notes) text += "  note: " + note + "\n";
+    return text;
+}
+
+Json to_json(const Prediction& p) {
+    Json exposed = Json::object(), memory = Json::object(), shares = Json::object();
+    for (const auto& [axis, seconds] : p.exposed) exposed[axis] = 1e3 * seconds;
+    for (const auto& [purpose, bytes] : p.memory) memory[purpose] = bytes;
+    for (const auto& [name, share] : p.shares) shares[name] = share;
+    Json json{{"step_ms", 1e3 * p.step_seconds},
+              {"step_ms_low", 1e3 * p.low},
+              {"step_ms_high", 1e3 * p.high},
+              {"tokens_per_second_per_gpu", p.tokens_per_second},
+              {"mfu", p.mfu},
+              {"mfu_convention", "6N + 6LCT, causal attention counted half, of the dense peak"},
+              {"memory_bytes", memory},
+              {"memory_available_bytes", p.memory_available},
+              {"exposed_communication_ms", exposed},
+              {"bubble_fraction", p.bubble},
+              {"shares", shares},
+              {"bound", p.bound},
+              {"optimizer_ms", 1e3 * p.optimizer},
+              {"muon_ms", 1e3 * p.muon},
+              {"offload_ms", 1e3 * p.offload}};
+    const auto add = [&](const char* key, const std::optional<double>& value) {
+        json[key] = value ? Json(*value) : Json();
+    };
+    add("gpu_hours", p.gpu_hours), add("days", p.days), add("cost", p.cost);
+    json["notes"] = p.notes;
+    return json;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,58 @@
+// What a step takes on a cluster that need not be here: time, memory, cost, and what bounds it.
+#pragma once
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json_text.h"
+#include "training/plan/cluster.h"
+#include "training/plan/plan_target.h"
+#include "training/plan/step_simulation.h"
+
+namespace train_gpt {
+
+struct PredictionOptions {
+    bool fp8 = false;                  // products take fp8 inputs
+    std::optional<double> price = {};  // of a GPU's hour
+};
+
+/// The GPU or the CPU of a cluster, as a target of plans. A build without CUDA counts memory as on
+/// a CPU.
+PlanTarget target_of(const Cluster& cluster);
+
+/// The run's shape on so many ranks of the cluster, with nothing chosen. dtype "auto" is bf16 where
+/// the cluster has faster products of it. Throws Error where the ranks do not fill whole nodes, or
+/// tensor-parallel ranks would be on several.
+RunShape shape_on(const Config& config, const Cluster& cluster, int world);
+
+/// The same with what it leaves open chosen, as a run would choose it on the cluster (fit_into()).
+RunShape choose_for(const RunShape& shape, const Cluster& cluster);
+
+struct Prediction {
+    double step_seconds = 0;
+    double tokens_per_second = 0;  // of a rank
+    double mfu = 0;                // of the dense peak in the products' dtype
+    double bubble = 0;             // share
+    double low = 0, high = 0;      // of step_seconds: nine of ten published rows lie within
+    double optimizer = 0, muon = 0, offload = 0;  // seconds of a step
+    /// How much shorter a step would be if the exchanges along an axis took no time, seconds.
+    std::map<std::string, double> exposed;
+    /// Shares of a step of the rank that computes the most.
+    std::map<std::string, double> shares;
+    std::string bound;                            // the largest of them
+    std::optional<double> gpu_hours, days, cost;  // of the run, if its length is known
+    std::map<std::string, uint64_t> memory;       // bytes by purpose, on the rank with the most
+    uint64_t memory_available = 0;
+    std::vector<std::string> notes;
+};
+
+/// All of the shape must be chosen: micro-batch, recomputation and ZeRO's stage.
+Prediction predict(const RunShape& shape, const Cluster& cluster,
+                   const PredictionOptions& options = {});
+
+std::string to_text(const Prediction& prediction, const Cluster& cluster);
+/// One object, with the keys that docs/planning.md lists.
+Json to_json(const Prediction& prediction);
+
+}  // namespace train_gpt

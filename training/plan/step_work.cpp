@@ -1,0 +1,367 @@
+#include "training/plan/step_work.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "base/error.h"
+#include "kernels/muon/newton_schulz.h"
+#include "parallel/group_ctas.h"
+#include "parallel/state/gradient_sums.h"
+#include "parallel/state/matrices.h"
+
+namespace train_gpt {
+
+PassTime& PassTime::operator+=(const PassTime& other) {
+    products += other.products, attention += other.attention, memory += other.memory;
+    tensor += other.tensor, context += other.context, offload += other.offload;
+    return *this;
+}
+
+PassTime operator*(double factor, PassTime time) {
+    return {factor * time.products, factor * time.attention, factor * time.memory,
+            factor * time.tensor,   factor * time.context,   factor * time.offload};
+}
+
+namespace {
+
+/// Ranks of a group, and by how much neighbours in it differ in their numbers.
+struct Group {
+    int ranks = 1, stride = 1;
+};
+
+class WorkBuilder {
+  public:
+    WorkBuilder(const RunShape& shape, const Cluster& cluster, const WorkOptions& options)
+        : shape_(shape),
+          cluster_(cluster),
+          options_(options),
+          e_(options.efficiencies ? *options.efficiencies
+                                  : efficiencies_of(options.software, cluster, options.fp8)),
+          part_(share_of_spec(shape.spec, shape.mesh.size(Axis::tensor))),
+          tokens_(int64_t{shape.config.batch.micro_batch} * shape.config.sequence_length() /
+                  shape.mesh.size(Axis::context)),
+          peak_(cluster.flops(shape.dtype)),
+          product_peak_(options.fp8 ? cluster.flops_fp8 : peak_) {
+        if (product_peak_ == 0)
+            throw Error("the cluster ", cluster.name, " has no products of ",
+                        options.fp8 ? "fp8" : name_of(shape.dtype),
+                        "; choose another one, or give the rate in its file");
+    }
+
+    StepWork work() {
+        StepWork work{.schedule = pipeline_schedule(pipeline_shape(shape_))};
+        const MeshLayout& mesh = shape_.mesh;
+        for (const int rank : mesh.first_ranks(Axis::pipeline))
+            work.ranks.push_back(rank_work(rank));
+        time_passes(work);
+        work.gathers_each = sharding_of(shape_, 0).zero >= 3;
+        work.beside_exchanges = is_free(Axis::data) ? 0 : beside_exchanges();
+        const double doublings = std::log2(std::max(1.0, mesh.world() / 8.0));
+        work.factor = 1 + e_.doubling * doublings;
+        return work;
+    }
+
+    void time_passes(StepWork& work) {
+        halves_apart_ = work.schedule.halves_apart;
+        for (RankWork& rank : work.ranks)
+            for (std::vector<UnitWork>& stage : rank.stages)
+                for (UnitWork& unit : stage) {
+                    unit.forward = unit.backward_inputs = unit.backward_weights = {};
+                    if (unit.layer >= 0) add_work(unit, layer_work(part_.layer(unit.layer)));
+                    if (unit.has_head) add_work(unit, head_work());
+                }
+        const MeshLayout& mesh = shape_.mesh;
+        const double message = static_cast<double>(tokens_) / mesh.size(Axis::tensor) *
+                               shape_.spec.n_embd * static_cast<double>(size_of(shape_.dtype));
+        const Group pipeline{mesh.size(Axis::pipeline), mesh.world() / mesh.size(Axis::pipeline)};
+        if (pipeline.ranks > 1 && !is_free(Axis::pipeline)) {
+            const bool between_nodes = pipeline.stride >= cluster_.ranks_per_node;
+            const Link& link = between_nodes ? cluster_.network : cluster_.node;
+            work.send = link.latency + message / link.bandwidth;
+        }
+    }
+
+  private:
+    bool is_free(Axis axis) const { return options_.without == axis; }
+
+    /// Collectives of this program hold so many of a GPU's multiprocessors.
+    double beside_exchanges() const {
+        if (options_.software != Software::own || !cluster_.is_cuda()) return e_.beside_exchanges;
+        constexpr int of_nccl = 24;  // group_ctas.h
+        const GroupCtas ctas =
+            group_ctas(shape_.mesh.world(), mesh_sizes(shape_.config), cluster_.multiprocessors,
+                       shape_.config.parallel.nccl_max_ctas);
+        return double{1} * (ctas.exchange > 0 ? ctas.exchange : of_nccl) / cluster_.multiprocessors;
+    }
+
+    /// Bytes of a collective's whole buffer, of which a rank sends (ranks − 1) / ranks.
+    double collective(double bytes, const Group& group, Axis axis) const {
+        if (group.ranks == 1 || is_free(axis) || bytes == 0) return 0;
+        return bytes * (group.ranks - 1) / group.ranks /
+                   cluster_.bus_bandwidth(bytes, group.ranks, group.stride) +
+               cluster_.latency(group.ranks, group.stride);
+    }
+
+    double product(double M, double N, double K, double times = 1, bool fp8 = true) const {
+        const double small = std::min({N, K, 8192.0});
+        const double peak = fp8 && options_.fp8 ? product_peak_ : peak_;
+        return times * 2 * M * N * K / (peak * e_.products) * e_.software *
+               (1 + e_.half_size / (4 * small) + e_.half_rows / M);
+    }
+    double moved(double bytes) const { return bytes / (e_.memory * cluster_.memory_bandwidth); }
+    double seconds_of(int64_t sent, const Group& group) const {
+        return static_cast<double>(sent) /
+               cluster_.bus_bandwidth(static_cast<double>(sent), group.ranks, group.stride);
+    }
+
+    /// The forward pass of a layer, without exchanges.
+    PassTime layer_forward(const LayerSpec& layer) const {
+        const auto M = static_cast<double>(tokens_);
+        const double C = layer.n_embd, element = static_cast<double>(size_of(shape_.dtype));
+        const double width = layer.attention_width(), t = shape_.mesh.size(Axis::tensor);
+        PassTime time;
+        time.products = product(M, layer.qkv_width(), C) + product(M, C, width);
+        double hidden = layer.n_ff, up = layer.up_width(),
+               weights = C * (layer.qkv_width() + width);
+        if (layer.experts) {
+            const ExpertSpec& experts = layer.experts;
+            const double routes = M * experts.n_expert_per_token,
+                         of_expert = routes / experts.n_expert;
+            // Grouped products reach about half of the dense speed (docs/measurements.md).
+            time.products +=
+                2 * experts.n_expert *
+                (product(of_expert, 2.0 * experts.n_ff, C) + product(of_expert, C, experts.n_ff));
+            hidden = double{1} * experts.n_expert_per_token * experts.n_ff + experts.n_ff_shared;
+            up = 2 * hidden;
+            weights += 3 * C * experts.n_ff * experts.n_expert;
+            if (experts.n_ff_shared > 0)
+                time.products +=
+                    product(M, 2.0 * experts.n_ff_shared, C) + product(M, C, experts.n_ff_shared);
+            // Rows are copied in the order of experts, and back.
+            time.memory += moved(element * 4 * C * routes);
+        } else {
+            time.products += product(M, up, C) + product(M, C, hidden);
+        }
+        weights += C * (up + hidden);
+        // What products read and write, and the work between them
+        const double of_products =
+                         M * ((4 * C) / t + layer.qkv_width() + width + up + hidden) + weights,
+                     between = M * (12 * C / t + 2 * up + (layer.is_gated() ? 2 : 2) * hidden);
+        time.memory += moved(element * (of_products + e_.elementwise * between));
+        if (options_.fp8) time.memory += moved(e_.quantisation * 3 * M * (3 * C / t + 2 * hidden));
+        const double pairs = M * layer.seen_keys(shape_.config.sequence_length()),
+                     ranks = shape_.mesh.size(Axis::context);
+        time.attention = 4 * pairs * width / (peak_ * e_.attention) * e_.software *
+                         (1 + e_.context_chunks * (ranks - 1) / ranks);
+        time.memory += e_.launch;
+        return time;
+    }
+
+    UnitWork layer_work(const LayerSpec& layer) const {
+        UnitWork unit;
+        unit.forward = layer_forward(layer);
+        const PassTime& f = unit.forward;
+        unit.backward_inputs = {.products = f.products,
+                                .attention = e_.attention_backward * f.attention,
+                                .memory = 1.5 * (f.memory - e_.launch) + e_.launch};
+        unit.backward_weights = {.products = f.products,
+                                 .memory = 0.5 * (f.memory - e_.launch) + e_.launch};
+        if (shape_.recompute == Recompute::block) unit.backward_inputs += f;
+        if (shape_.recompute == Recompute::elementwise)
+            unit.backward_inputs.memory += 0.3 * f.memory;
+        unit.backward_inputs.products += options_.again * f.products;
+        if (options_.attention_again) unit.backward_inputs.attention += f.attention;
+        add_exchanges(unit, layer);
+        if (shape_.offload().activations) {
+            const double bytes = static_cast<double>(tokens_) * layer.n_embd *
+                                 static_cast<double>(size_of(shape_.dtype)) /
+                                 shape_.mesh.size(Axis::tensor),
+                         way = bytes / cluster_.host_link;
+            unit.forward.offload = std::max(0.0, way - f.sum());
+            unit.backward_inputs.offload = std::max(0.0, way - 2 * f.sum());
+        }
+        return unit;
+    }
+
+    /// The axes say what they send in both passes; the forward pass has two fifths of it.
+    void add_exchanges(UnitWork& unit, const LayerSpec& layer) const {
+        const MeshLayout& mesh = shape_.mesh;
+        const Group tensor{mesh.size(Axis::tensor), 1},
+            context{mesh.size(Axis::context), mesh.size(Axis::tensor)};
+        const auto split = [&](double seconds, double PassTime::*kind) {
+            unit.forward.*kind += 0.4 * seconds;
+            unit.backward_inputs.*kind += 0.6 * seconds;
+        };
+        if (tensor.ranks > 1 && !is_free(Axis::tensor)) {
+            const int64_t sent =
+                tensor_bytes_sent({.rows = tokens_,
+                                   .ranks = tensor.ranks,
+                                   .width = shape_.spec.n_embd,
+                                   .dtype = shape_.dtype,
+                                   .recomputes_block = shape_.recompute == Recompute::block,
+                                   .keep_gathered = shape_.config.parallel.tensor_keep_gathered,
+                                   .halves_apart = halves_apart_,
+                                   .layers = 1,
+                                   .norms_width = shape_.spec.qk_norm == QkNormKind::width,
+                                   .has_embedding = false,
+                                   .has_head = false});
+            constexpr int exchanges = 9;
+            const double of_one = static_cast<double>(sent) / exchanges;
+            const int chunks = shape_.config.parallel.tensor_chunks;
+            const double exposed =
+                options_.software == Software::own ? 1.0 / chunks : e_.tensor_exposed;
+            split(exposed * exchanges *
+                      (of_one / cluster_.bus_bandwidth(of_one * tensor.ranks / (tensor.ranks - 1),
+                                                       tensor.ranks, tensor.stride) +
+                       cluster_.latency(tensor.ranks, tensor.stride)),
+                  &PassTime::tensor);
+        }
+        if (context.ranks > 1 && !is_free(Axis::context)) {
+            const int64_t sent = context_bytes_sent(tokens_ * context.ranks * 2 * layer.kv_width(),
+                                                    shape_.dtype, context.ranks);
+            const double exposed = options_.software == Software::own ? 1 : e_.context_exposed;
+            split(exposed * (static_cast<double>(sent) /
+                                 cluster_.bus_bandwidth(static_cast<double>(sent), context.ranks,
+                                                        context.stride) +
+                             3 * cluster_.latency(context.ranks, context.stride)),
+                  &PassTime::context);
+        }
+    }
+
+    /// The head and the loss: products in bf16, and passes over the logits.
+    UnitWork head_work() const {
+        const auto M = static_cast<double>(tokens_);
+        const double t = shape_.mesh.size(Axis::tensor),
+                     V = static_cast<double>(shape_.spec.vocab_size) / t;
+        UnitWork unit;
+        unit.forward.products = product(M, V, shape_.spec.n_embd, 1, false);
+        unit.forward.memory = moved(e_.logits * M * V);
+        unit.backward_inputs.products = unit.backward_weights.products = unit.forward.products;
+        return unit;
+    }
+
+    RankWork rank_work(int rank) {
+        const RankRegistry registry = registry_of_rank(shape_, rank);
+        Arena counting = Arena::counting(Device{});
+        const ParameterBuffers buffers(counting, registry.parameters, shape_.dtype,
+                                       ParameterBuffers::Use::training, sharding_of(shape_, rank));
+        std::vector<UnitWork> units(static_cast<size_t>(buffers.units()));
+        add_state(units, buffers);
+        RankWork work;
+        for (const Registry& stage : registry.stages) {
+            for (int l = 0; l < static_cast<int>(stage.blocks.size()); ++l)
+                units[static_cast<size_t>(stage.unit_of_block(l))].layer = stage.first_layer + l;
+            if (stage.ends_model())
+                units[static_cast<size_t>(stage.unit_of(stage.final_norm_w))].has_head = true;
+            work.stages.emplace_back(units.begin() + stage.first_unit(),
+                                     units.begin() + stage.last_unit() + 1);
+        }
+        add_end(work, buffers, rank);
+        return work;
+    }
+
+    static void add_work(UnitWork& to, const UnitWork& work) {
+        to.forward += work.forward;
+        to.backward_inputs += work.backward_inputs;
+        to.backward_weights += work.backward_weights;
+    }
+
+    Group group_of(SumOver over, const Sharding& s) const {
+        const MeshLayout& mesh = shape_.mesh;
+        const int tensor = mesh.size(Axis::tensor),
+                  shards = mesh.size({Axis::shard, Axis::context});
+        switch (over) {
+            case SumOver::tensor:
+                return {tensor, 1};
+            case SumOver::shards:
+                return {s.size, tensor};
+            case SumOver::replicas:
+                return {s.replicas, tensor * shards};
+            default:
+                return {2, mesh.world() / mesh.size(Axis::pipeline)};
+        }
+    }
+
+    /// What the data axis exchanges of each unit's weights and gradients.
+    void add_state(std::vector<UnitWork>& units, const ParameterBuffers& buffers) const {
+        const Sharding& s = buffers.sharding();
+        const std::vector<Bucket>& buckets = buffers.layout().buckets();
+        const auto unit_of = [&](size_t bucket) -> UnitWork& {
+            return units[static_cast<size_t>(buckets[bucket].first_unit)];
+        };
+        if (s.size > 1 && s.is_split())
+            for (size_t b = 0; b < buckets.size(); ++b)
+                unit_of(b).gather += collective(static_cast<double>(buckets[b].range.n) *
+                                                    static_cast<double>(size_of(shape_.dtype)),
+                                                group_of(SumOver::shards, s), Axis::data);
+        for (const GradientSum& sum : gradient_sums(buffers.layout(), buffers.parameters(), s)) {
+            const Axis axis = sum.over == SumOver::tensor ? Axis::tensor
+                              : sum.over == SumOver::ends ? Axis::pipeline
+                                                          : Axis::data;
+            const double seconds =
+                collective(static_cast<double>(sum.bytes_moved()) * e_.gradient_bytes / 4,
+                           group_of(sum.over, s), axis);
+            UnitWork& unit = unit_of(sum.first_bucket);
+            (sum.every_micro_batch ? unit.reduce_each : unit.reduce_once) += seconds;
+        }
+    }
+
+    /// What follows the last gradient: sums, the optimizer's pass, and state in the host's memory.
+    void add_end(RankWork& work, const ParameterBuffers& buffers, int rank) const {
+        const auto held = static_cast<double>(buffers.layout().numel());
+        const Sharding& s = buffers.sharding();
+        const double owned = s.is_split() ? held / s.size : held;
+        work.optimizer = moved(28 * owned);
+        if (shape_.offload().optimizer)
+            work.optimizer += 2 * 12 * owned / cluster_.host_link;  // there and back
+        const double flops = muon_flops(shape_, rank);
+        if (flops > 0) {
+            // With matrices as wide as the model. An iteration is a chain of small kernels.
+            const double small = std::min(shape_.spec.n_embd, 8192);
+            work.muon = flops / (peak_ * e_.products) * (1 + 3 * e_.half_size / small);
+            work.optimizer += work.muon;
+        }
+        if (shape_.mesh.world() > 1) work.sums = 2 * cluster_.latency(shape_.mesh.world(), 1);
+    }
+
+    const RunShape& shape_;
+    const Cluster& cluster_;
+    const WorkOptions& options_;
+    Efficiencies e_;
+    DecoderSpec part_;
+    int64_t tokens_;  // of a micro-batch on this rank
+    double peak_, product_peak_;
+    bool halves_apart_ = false;
+};
+
+}  // namespace
+
+StepWork step_work(const RunShape& shape, const Cluster& cluster, const WorkOptions& options) {
+    return WorkBuilder(shape, cluster, options).work();
+}
+
+void time_passes(StepWork& work, const RunShape& shape, const Cluster& cluster,
+                 const WorkOptions& options) {
+    WorkBuilder(shape, cluster, options).time_passes(work);
+}
+
+double muon_flops(const RunShape& shape, int rank) {
+    if (shape.config.optimizer.name != OptimizerName::muon) return 0;
+    Arena counting = Arena::counting(Device{});
+    const ParameterBuffers buffers(counting, registry_of_rank(shape, rank).parameters, shape.dtype,
+                                   ParameterBuffers::Use::training, sharding_of(shape, rank));
+    std::map<int, double> of_owner;
+    double most = 0;
+    for (const OwnedMatrix& m : owned_matrices(buffers)) {
+        const MatrixGroup group{{m.rows.n, m.cols}, 1, nullptr};
+        double& flops = of_owner[m.owner];
+        flops += cost_of(NewtonSchulz{.groups = {&group, 1},
+                                      .coefficients = shape.config.optimizer.muon_coefficients})
+                     .flops;
+        most = std::max(most, flops);
+    }
+    return most;
+}
+
+}  // namespace train_gpt
