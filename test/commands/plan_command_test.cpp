@@ -163,14 +163,15 @@ TEST_CASE("a plan on a cluster predicts a step, searches for faster ways, and wr
         Json::parse(check_succeeds(plan({"--world", "16", "--search", "--json"})).out);
     CHECK(found["best"].size() == 10);
     // fp8's step is shorter.
-    const Json in_fp8 = Json::parse(check_succeeds(plan({"--world", "16", "--json", "--fp8"})).out);
+    const Json in_fp8 = Json::parse(
+        check_succeeds(plan({"--world", "16", "--json", "--set", "precision.fp8=delayed"})).out);
     CHECK(in_fp8["step_ms"].get<double>() < json["step_ms"].get<double>());
     check_refused(plan({"--world", "12"}), 1, {"whole nodes", "8 and 16"});
     check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--cluster", "h100"}), 1,
                   {"\"h100\"", "h100-dgx"});
-    check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--cluster", "a100-80", "--fp8",
-                                  "--set", "batch.micro_batch=4"}),
-                  1, {"no fp8 products", "leave --fp8 out"});
+    check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--cluster", "a100-80", "--set",
+                                  "precision.fp8=delayed", "--set", "batch.micro_batch=4"}),
+                  1, {"no products of fp8"});
     check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--price", "2"}), 2,
                   {"--price", "--cluster"});
 }

@@ -199,6 +199,42 @@ TEST_CASE("a prediction follows what a step must do", "[plan][step_simulation]")
     CHECK(simulate(step_work(shape, cluster, {.fp8 = true})).seconds < one);
 }
 
+TEST_CASE("fp8 pays from the width at which its products gain what rounding takes",
+          "[plan][step_simulation]") {
+    Cluster cluster = find_cluster("h100-dgx");
+    const int width = fp8_pays_from(cluster);
+    CHECK(width > 256);
+    CHECK(width < 2048);  // nanochat: slower with 768, faster with 1,664
+    // A product of many rows and its input's rounding
+    const Efficiencies bf16 = efficiencies_of(Software::own, cluster, false),
+                       fp8 = efficiencies_of(Software::own, cluster, true);
+    const auto gain = [&](double C) {
+        const double in_bf16 = 2 * C * C / (cluster.flops_bf16 * bf16.products) * bf16.software *
+                               (1 + bf16.half_size / (4 * C)),
+                     in_fp8 = 2 * C * C / (cluster.flops_fp8 * fp8.products) * fp8.software *
+                              (1 + fp8.half_size / (4 * C)),
+                     bytes = 3 * C * fp8.quantisation;
+        return in_bf16 - in_fp8 - bytes / (fp8.memory * cluster.memory_bandwidth);
+    };
+    CHECK(gain(width) > 0);
+    CHECK(gain(width - 64) <= 0);
+    // A faster memory makes it pay earlier, slower products never.
+    Cluster faster = cluster;
+    faster.memory_bandwidth *= 1.0 + static_cast<double>(random_int(1, 30)) / 10;
+    CHECK(fp8_pays_from(faster) <= width);
+    cluster.flops_fp8 = cluster.flops_bf16 / 2;
+    CHECK(fp8_pays_from(cluster) == 0);
+    CHECK(fp8_pays_from(find_cluster("a100-80")) == 0);
+
+    Config config = small_config();
+    config.precision.fp8 = Fp8Recipe::delayed;
+    const Cluster dgx = find_cluster("h100-dgx");
+    const Prediction prediction = predict(shape_on(config, dgx, 8), dgx);
+    CHECK(prediction.fp8_pays_from == width);
+    CHECK(to_json(prediction).at("fp8_pays_from_width") == width);
+    CHECK(contains(to_text(prediction, dgx), concat("fp8 pays from a width of ", width)));
+}
+
 TEST_CASE("a prediction in JSON has all keys, and shares that add up to less than a step",
           "[plan][step_simulation]") {
     Config config = small_config();

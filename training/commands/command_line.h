@@ -64,7 +64,7 @@ struct CommandLine {
     struct Planning {
         std::string cluster;  // a name or a file; empty: none
         std::optional<double> price;
-        bool fp8 = false, json = false, search = false;
+        bool json = false, search = false;
         std::string trace;  // a file to write; empty: none
     } planning;
 

@@ -23,11 +23,9 @@ void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
 int plan_on_cluster(const CommandLine& line, Config config) {
     const auto& asked = line.planning;
     const Cluster cluster = find_cluster(asked.cluster);
-    if (asked.fp8 && cluster.flops_fp8 == 0)
-        throw Error("the cluster ", cluster.name, " has no fp8 products; leave --fp8 out");
-    const PredictionOptions options{.fp8 = asked.fp8, .price = asked.price};
+    const PredictionOptions options{.price = asked.price};
     if (asked.search) {
-        const SearchResult result = search(config, cluster, line.world, options);
+        const SearchResult result = search(config, cluster, line.world);
         print(asked.json ? to_text(to_json(result)) + "\n" : to_text(result, cluster));
         return 0;
     }
@@ -45,7 +43,7 @@ int plan_on_cluster(const CommandLine& line, Config config) {
     print(asked.json ? to_text(to_json(prediction)) + "\n"
                      : report.text + to_text(prediction, cluster));
     if (!asked.trace.empty()) {
-        const StepWork work = step_work(shape, cluster, {.fp8 = asked.fp8});
+        const StepWork work = step_work(shape, cluster, {.fp8 = is_fp8(config)});
         write_trace(asked.trace, simulate(work, true), shape.mesh.first_ranks(Axis::pipeline));
         if (!asked.json) std::printf("wrote %s\n", printable(asked.trace).c_str());
     }

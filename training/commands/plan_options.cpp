@@ -35,7 +35,6 @@ void add_plan_command(CLI::App& app, CommandLine& line, std::string& memory) {
     plan->add_option("--price", planning.price, "Of an hour of one GPU: also print the run's cost")
         ->check(from_to(0, 1e6))
         ->needs(cluster);
-    plan->add_flag("--fp8", planning.fp8, "Predict for matrix products in fp8")->needs(cluster);
     plan->add_flag("--json", planning.json, "Print the prediction as one JSON object")
         ->needs(cluster);
     plan->add_flag("--search", planning.search,

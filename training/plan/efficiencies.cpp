@@ -1,5 +1,6 @@
 #include "training/plan/efficiencies.h"
 
+#include <algorithm>
 #include <cassert>
 #include <initializer_list>
 
@@ -152,6 +153,21 @@ Efficiencies efficiencies_of(Software software, const Cluster& cluster, bool fp8
         e.memory = 1;
     }
     return e;
+}
+
+int fp8_pays_from(const Cluster& cluster) {
+    if (cluster.flops_fp8 == 0) return 0;
+    const auto of_a_row = [&](int C, bool fp8) {
+        const Efficiencies e = efficiencies_of(Software::own, cluster, fp8);
+        const double peak = fp8 ? cluster.flops_fp8 : cluster.flops_bf16,
+                     product = 2.0 * C * C / (peak * e.products) * e.software *
+                               (1 + e.half_size / (4.0 * std::min(C, 8192)));
+        const double rounding = 3.0 * C * e.quantisation / (e.memory * cluster.memory_bandwidth);
+        return product + (fp8 ? rounding : 0);
+    };
+    for (int C = 64; C <= 65536; C += 64)
+        if (of_a_row(C, true) < of_a_row(C, false)) return C;
+    return 0;
 }
 
 }  // namespace train_gpt

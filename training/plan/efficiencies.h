@@ -58,4 +58,13 @@ struct Efficiencies {
 Efficiencies efficiencies_of(Software software, const Cluster& cluster, bool fp8,
                              const std::vector<double>& values = efficiency_values());
 
+/// The least width C, a multiple of 64, at which a product M × C × C of many rows in fp8, with the
+/// rounding of its input (3 bytes an element, times `quantisation`), takes less time than in bf16:
+///
+///   2·C / (peak of fp8 · products) · (1 + half_size / (4·min(C, 8192))) · software
+///       + 3 · quantisation / (memory · bandwidth)   <   the first term with bf16's values
+///
+/// 0: none up to 65,536, or no fp8.
+int fp8_pays_from(const Cluster& cluster);
+
 }  // namespace train_gpt

@@ -25,6 +25,8 @@ PlanTarget target_of(const Cluster& cluster) {
     return target;
 }
 
+bool is_fp8(const Config& config) { return config.precision.fp8 != Fp8Recipe::off; }
+
 RunShape shape_on(const Config& given, const Cluster& cluster, int world) {
     const int per_node = cluster.ranks_per_node;
     if (world > per_node && world % per_node != 0)
@@ -92,7 +94,8 @@ double error_band(const Cluster& cluster) { return cluster.note.empty() ? 0.13 :
 
 Prediction predict(const RunShape& shape, const Cluster& cluster,
                    const PredictionOptions& options) {
-    const WorkOptions given{.fp8 = options.fp8};
+    const bool fp8 = is_fp8(shape.config);
+    const WorkOptions given{.fp8 = fp8};
     const StepWork work = step_work(shape, cluster, given);
     const SimulatedStep step = simulate(work);
     const Config& config = shape.config;
@@ -104,7 +107,7 @@ Prediction predict(const RunShape& shape, const Cluster& cluster,
     const auto tokens = static_cast<double>(config.batch.tokens_per_step);
     p.tokens_per_second = tokens / step.seconds / shape.mesh.world();
     p.mfu = p.tokens_per_second * shape.spec.flops_per_token(config.sequence_length()) /
-            (options.fp8 ? cluster.flops_fp8 : cluster.flops(shape.dtype));
+            (fp8 ? cluster.flops_fp8 : cluster.flops(shape.dtype));
     for (const Axis axis : {Axis::data, Axis::tensor, Axis::context, Axis::pipeline}) {
         if (shape.mesh.size(axis) == 1 &&
             !(axis == Axis::data && shape.mesh.size(Axis::context) > 1))
@@ -146,8 +149,16 @@ Prediction predict(const RunShape& shape, const Cluster& cluster,
         p.notes.emplace_back(
             "this build has no CUDA kernels, so memory is counted with a CPU's workspaces");
     if (!cluster.note.empty()) p.notes.push_back(cluster.note);
-    if (options.fp8)
+    if (fp8) {
+        p.fp8_pays_from = fp8_pays_from(cluster);
+        p.notes.push_back(
+            p.fp8_pays_from == 0
+                ? concat("fp8 does not pay on ", cluster.name)
+                : concat("fp8 pays from a width of ", p.fp8_pays_from,
+                         ": from there on a product of many rows gains more than rounding its "
+                         "input takes"));
         p.notes.emplace_back("fp8's efficiencies are from published runs of other programs");
+    }
     return p;
 }
 
@@ -191,6 +202,7 @@ Json to_json(const Prediction& p) {
     const auto add = [&](const char* key, const std::optional<double>& value) {
         json[key] = value ? Json(*value) : Json();
     };
+    if (p.fp8_pays_from > 0) json["fp8_pays_from_width"] = p.fp8_pays_from;
     add("gpu_hours", p.gpu_hours), add("days", p.days), add("cost", p.cost);
     json["notes"] = p.notes;
     return json;

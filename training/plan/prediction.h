@@ -13,13 +13,15 @@
 namespace train_gpt {
 
 struct PredictionOptions {
-    bool fp8 = false;                  // products take fp8 inputs
     std::optional<double> price = {};  // of a GPU's hour
 };
 
 /// The GPU or the CPU of a cluster, as a target of plans. A build without CUDA counts memory as on
 /// a CPU.
 PlanTarget target_of(const Cluster& cluster);
+
+/// Whether products of blocks take fp8 inputs.
+bool is_fp8(const Config& config);
 
 /// The run's shape on so many ranks of the cluster, with nothing chosen. dtype "auto" is bf16 where
 /// the cluster has faster products of it. Throws Error where the ranks do not fill whole nodes, or
@@ -44,6 +46,7 @@ struct Prediction {
     std::optional<double> gpu_hours, days, cost;  // of the run, if its length is known
     std::map<std::string, uint64_t> memory;       // bytes by purpose, on the rank with the most
     uint64_t memory_available = 0;
+    int fp8_pays_from = 0;  // fp8_pays_from(); 0 also for runs without fp8
     std::vector<std::string> notes;
 };
 

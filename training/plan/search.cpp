@@ -39,12 +39,11 @@ uint64_t memory_of(const RunShape& shape, const Device& device) {
 
 class Search {
   public:
-    Search(const Config& config, const Cluster& cluster, int world,
-           const PredictionOptions& options)
+    Search(const Config& config, const Cluster& cluster, int world)
         : config_(open(config)),
           shape_(shape_on(config_, cluster, world)),
           cluster_(cluster),
-          work_options_{.fp8 = options.fp8},
+          work_options_{.fp8 = is_fp8(config)},
           device_(target_of(cluster).device),
           parameters_(static_cast<double>(registry_of(shape_.spec).numel())) {
         result_.memory_available = memory_for_a_rank(target_of(cluster), shape_.mesh).device;
@@ -271,9 +270,8 @@ Json json_of(const std::vector<Candidate>& ways) {
 
 }  // namespace
 
-SearchResult search(const Config& config, const Cluster& cluster, int world,
-                    const PredictionOptions& options, size_t most) {
-    return Search(config, cluster, world, options).run(most);
+SearchResult search(const Config& config, const Cluster& cluster, int world, size_t most) {
+    return Search(config, cluster, world).run(most);
 }
 
 std::string to_text(const SearchResult& result, const Cluster& cluster) {

@@ -36,8 +36,7 @@ struct SearchResult {
 ///   recompute   none, elementwise, block
 ///
 /// All that can be are simulated; then memory is counted from the fastest on until enough fit.
-SearchResult search(const Config& config, const Cluster& cluster, int world,
-                    const PredictionOptions& options = {}, size_t most = 10);
+SearchResult search(const Config& config, const Cluster& cluster, int world, size_t most = 10);
 
 std::string to_text(const SearchResult& result, const Cluster& cluster);
 Json to_json(const SearchResult& result);
