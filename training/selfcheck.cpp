@@ -350,6 +350,24 @@ Cluster measured_cluster(const SelfcheckTable& table, const Device& device, int 
     return cluster;
 }
 
+Cluster measure_this(const Device& device, int ranks) {
+    SelfcheckTable table;
+    table.hosts = {"this machine"};
+    table.devices = {device_name(device)};
+    table.rates = {{"bf16 TFLOP/s", {measure_peak_flops(device, DType::bf16) / 1e12}},
+                   {"fp32 TFLOP/s", {measure_peak_flops(device, DType::fp32) / 1e12}},
+                   {"memory GB/s", {measure_bandwidth(device) / 1e9}}};
+    Cluster cluster = measured_cluster(table, device, ranks);
+    if (device.is_cuda()) {
+        cluster.host_link = measure_host_link(device);
+        return cluster;
+    }
+    cluster.flops_bf16 /= ranks, cluster.flops_fp32 /= ranks;
+    cluster.memory_bandwidth /= ranks;
+    cluster.multiprocessors = std::max(1, cluster.multiprocessors / ranks);
+    return cluster;
+}
+
 int selfcheck(const SelfcheckOptions& options, const Device& device, const Mesh& mesh) {
     const World& world = mesh.world();
     world.activity().phase = "selfcheck";

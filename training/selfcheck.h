@@ -60,6 +60,9 @@ struct SelfcheckTable {
 /// that nothing was measured of is assumed, and the cluster's note says so. Throws Error for a GPU
 /// that is not in the table of datasheets.
 Cluster measured_cluster(const SelfcheckTable& table, const Device& device, int ranks_per_node);
+/// This machine, of which `ranks` ranks have a device each, or share the processor evenly. Measures
+/// the device for some seconds; the links are assumed.
+Cluster measure_this(const Device& device, int ranks);
 
 /// The bytes per second that each rank's link carries when a collective over n = `ranks` ranks
 /// takes `seconds`. `bytes`: the buffer's size, which is all_gather's output and reduce_scatter's

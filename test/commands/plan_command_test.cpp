@@ -166,6 +166,13 @@ TEST_CASE("a plan on a cluster predicts a step, searches for faster ways, and wr
     const Json in_fp8 = Json::parse(
         check_succeeds(plan({"--world", "16", "--json", "--set", "precision.fp8=delayed"})).out);
     CHECK(in_fp8["step_ms"].get<double>() < json["step_ms"].get<double>());
+    // This machine is measured.
+    const Arguments here{
+        "plan",  "configs/gpt2-10m.json", "--cluster", "this", "--set", "device=cpu",
+        "--set", "tokenizer.path=",       "--world",   "2",    "--json"};
+    const Json of_here = Json::parse(check_succeeds(train_gpt_with(here)).out);
+    CHECK(of_here["step_ms"].get<double>() > 0);
+    CHECK(contains(of_here["notes"].dump(), "assumed"));
     check_refused(plan({"--world", "12"}), 1, {"whole nodes", "8 and 16"});
     check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--cluster", "h100"}), 1,
                   {"\"h100\"", "h100-dgx"});

@@ -12,6 +12,7 @@
 #include "training/plan/prediction.h"
 #include "training/plan/search.h"
 #include "training/plan/simulated_trace.h"
+#include "training/selfcheck.h"
 
 namespace train_gpt::commands {
 
@@ -22,7 +23,9 @@ void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
 /// `plan --cluster`: how long a step takes there.
 int plan_on_cluster(const CommandLine& line, Config config) {
     const auto& asked = line.planning;
-    const Cluster cluster = find_cluster(asked.cluster);
+    const Cluster cluster = asked.cluster == "this"
+                                ? measure_this(open_device(config.device), line.world)
+                                : find_cluster(asked.cluster);
     const PredictionOptions options{.price = asked.price};
     if (asked.search) {
         const SearchResult result = search(config, cluster, line.world);

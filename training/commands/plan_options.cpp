@@ -28,7 +28,8 @@ void add_plan_command(CLI::App& app, CommandLine& line, std::string& memory) {
     CLI::Option* cluster =
         plan->add_option("--cluster", planning.cluster,
                          "Predict a step's time on --world ranks of a cluster that need not be "
-                         "here: h100-dgx, h200, a100-80, b200, …, or a file (docs/planning.md)")
+                         "here: h100-dgx, h200, a100-80, …; this: this machine, measured; or a "
+                         "file (docs/planning.md)")
             ->type_name("NAME|FILE")
             ->excludes("--gpu")
             ->excludes("--memory");

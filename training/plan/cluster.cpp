@@ -10,17 +10,17 @@ double Link::bandwidth_of(double bytes, int nodes) const {
     int of_nodes = measured.front().nodes;
     for (const BusBandwidth& entry : measured)
         if (entry.nodes <= nodes) of_nodes = entry.nodes;
-    const BusBandwidth* below = nullptr;
+    BusBandwidth below{.nodes = 0};
     for (const BusBandwidth& entry : measured) {
         if (entry.nodes != of_nodes) continue;
         if (entry.bytes >= bytes) {
-            if (!below) return entry.bandwidth * bytes / entry.bytes;  // latency decides
-            const double at = std::log(bytes / below->bytes) / std::log(entry.bytes / below->bytes);
-            return below->bandwidth + at * (entry.bandwidth - below->bandwidth);
+            if (below.nodes == 0) return entry.bandwidth * bytes / entry.bytes;  // latency decides
+            const double at = std::log(bytes / below.bytes) / std::log(entry.bytes / below.bytes);
+            return below.bandwidth + at * (entry.bandwidth - below.bandwidth);
         }
-        below = &entry;
+        below = entry;
     }
-    return below->bandwidth;
+    return below.bandwidth;
 }
 
 namespace {

@@ -209,10 +209,6 @@ Cluster find_cluster(const std::string& name) {
     std::string known;
     for (const std::string& one : std::set<std::string>(names.begin(), names.end()))
         known += (known.empty() ? "" : ", ") + one;
-    if (name == "this")
-        throw Error(
-            "the cluster \"this\" is what was measured here: train_gpt selfcheck --save this.json, "
-            "then --cluster this.json");
     throw Error("no cluster \"", printable(name), "\" is known; ",
                 known.empty() ? "none were found in configs/clusters/" : "these are: " + known,
                 "; for another one, write a file and give its path (docs/planning.md)");

@@ -147,7 +147,7 @@ class WorkBuilder {
         // What products read and write, and the work between them
         const double of_products =
                          M * ((4 * C) / t + layer.qkv_width() + width + up + hidden) + weights,
-                     between = M * (12 * C / t + 2 * up + (layer.is_gated() ? 2 : 2) * hidden);
+                     between = M * (12 * C / t + 2 * up + 2 * hidden);
         time.memory += moved(element * (of_products + e_.elementwise * between));
         if (options_.fp8) time.memory += moved(e_.quantisation * 3 * M * (3 * C / t + 2 * hidden));
         const double pairs = M * layer.seen_keys(shape_.config.sequence_length()),
