@@ -102,8 +102,11 @@ TEST_CASE("a run in fp8 continues on other ranks with the same bytes, scales amo
     const std::string one = job.train(1, "one", {{"checkpoint.async", "on"}});
     CHECK(metrics_of(one)[3].contains("fp8_saturated"));
     const auto check_same = [&](const std::string& other, const char* step) {
-        for (const char* file : {"model.safetensors", "fp8.safetensors"})
-            CHECK(read(one + "/" + step + "/" + file) == read(other + "/" + step + "/" + file));
+        for (const char* file : {"model.safetensors", "fp8.safetensors"}) {
+            const std::string bytes = read(one + "/" + step + "/" + file);
+            CHECK_FALSE(bytes.empty());
+            CHECK((bytes == read(other + "/" + step + "/" + file)));
+        }
     };
     job.train(3, "resumed", {{"parallel.zero", "3"}}, {"--stop-at", "11"});
     const std::string resumed =
