@@ -17,6 +17,7 @@
 #include "device/memory.h"
 #include "parallel/together.h"
 #include "training/plan/datasheet.h"
+#include "training/plan/efficiencies.h"
 #include "training/plan/peak.h"
 
 namespace train_gpt {
@@ -315,7 +316,8 @@ Cluster measured_cluster(const SelfcheckTable& table, const Device& device, int 
         .memory_bandwidth = rate("memory GB/s", 1e9),
         .ranks_per_node = ranks_per_node,
         .host_link = std::min(rate("to GPU GB/s", 1e9), rate("from GPU GB/s", 1e9)),
-        .is_measured = true};
+        .is_measured = true,
+        .shares = table.shares};
     if (device.is_cuda()) {
         const Gpu* gpu = gpu_called(table.devices.front(), cluster.multiprocessors);
         if (!gpu)
@@ -350,6 +352,21 @@ Cluster measured_cluster(const SelfcheckTable& table, const Device& device, int 
     return cluster;
 }
 
+namespace {
+
+/// The shares of a CPU in the dtype that it multiplies faster. On a GPU the table's efficiencies,
+/// which are of its kind, hold.
+ReachedShares measure_shares(const Device& device, const SelfcheckTable& table) {
+    if (device.is_cuda()) return {};
+    const auto rate = [&](size_t i) { return 1e12 * median_rate(table.rates[i]); };
+    const bool is_bf16 = rate(0) > rate(1);
+    const Efficiencies of_cpus = efficiencies_of(Software::own, Cluster{}, false);
+    return measure_shares(device, is_bf16 ? DType::bf16 : DType::fp32, is_bf16 ? rate(0) : rate(1),
+                          of_cpus.tile);
+}
+
+}  // namespace
+
 Cluster measure_this(const Device& device, int ranks) {
     SelfcheckTable table;
     table.hosts = {"this machine"};
@@ -357,6 +374,7 @@ Cluster measure_this(const Device& device, int ranks) {
     table.rates = {{"bf16 TFLOP/s", {measure_peak_flops(device, DType::bf16) / 1e12}},
                    {"fp32 TFLOP/s", {measure_peak_flops(device, DType::fp32) / 1e12}},
                    {"memory GB/s", {measure_bandwidth(device) / 1e9}}};
+    table.shares = measure_shares(device, table);
     Cluster cluster = measured_cluster(table, device, ranks);
     if (device.is_cuda()) {
         cluster.host_link = measure_host_link(device);
@@ -396,6 +414,12 @@ int selfcheck(const SelfcheckOptions& options, const Device& device, const Mesh&
     if (world.rank() == 0) {
         std::fputs(format_selfcheck(table, slow, options.tolerance).c_str(), stdout);
         std::fflush(stdout);
+    }
+    if (!options.save.empty() && !device.is_cuda()) {
+        // All ranks measure at the same time; the first one's shares are written.
+        world.barrier();
+        table.shares = measure_shares(device, table);
+        world.barrier();
     }
     first_for_all(world, [&] {
         if (!options.save.empty())

@@ -53,6 +53,7 @@ struct SelfcheckTable {
     std::vector<RankRates> rates_again;        // none if no rank looked slow
     std::vector<CollectiveRates> collectives;  // over all ranks; none in a world of one
     std::vector<AxisRates> along;              // axes with several ranks, but not all
+    ReachedShares shares;                      // of a CPU, if the cluster is to be saved
 };
 
 /// What was measured, as a cluster of nodes with so many ranks: medians over the ranks. Collectives

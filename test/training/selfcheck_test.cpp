@@ -9,6 +9,7 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/plan/efficiencies.h"
 
 using namespace train_gpt;
 
@@ -226,6 +227,10 @@ TEST_CASE("what selfcheck measured is a cluster that a plan reads", "[selfcheck]
     table.collectives = {
         {.bytes = 1 << 20, .reduce_scatter = 1e9, .all_gather = 3e9, .all_reduce = 2e9},
         {.bytes = 1 << 24, .reduce_scatter = 5e9, .all_gather = 5e9, .all_reduce = 6e9}};
+    table.shares = {.products = uniform(0.5, 1.1),
+                    .half_size = uniform(0, 500),
+                    .attention = uniform(0.1, 0.9),
+                    .attention_backward = uniform(1.5, 4)};
     const TemporaryDirectory folder;
     for (const int of_node : {4, 2}) {
         const Cluster measured = measured_cluster(table, Device{}, of_node);
@@ -241,6 +246,11 @@ TEST_CASE("what selfcheck measured is a cluster that a plan reads", "[selfcheck]
         CHECK(link.bandwidth_of(1 << 20, 2) == Approx(2e9));
         CHECK(link.bandwidth_of(1 << 24, 2) == Approx(5e9));
         CHECK(other.measured.empty());
+        const Efficiencies e = efficiencies_of(Software::own, cluster, false);
+        CHECK(e.products == Approx(table.shares.products));
+        CHECK(e.half_size == Approx(table.shares.half_size));
+        CHECK(e.attention == Approx(table.shares.attention));
+        CHECK(e.attention_backward == Approx(table.shares.attention_backward));
         CHECK(contains(cluster.note, of_node == 4 ? "between nodes" : "inside nodes"));
     }
 }

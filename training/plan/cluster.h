@@ -30,6 +30,13 @@ struct Link {
     double bandwidth_of(double bytes, int nodes) const;
 };
 
+/// What a step's products and attention reach of the peak, where `selfcheck --save` measured it
+/// (measure_shares() in peak.h). Efficiencies has the formulas.
+struct ReachedShares {
+    double products = 0, half_size = 0;  // 0: not measured
+    double attention = 0, attention_backward = 0;
+};
+
 struct Cluster {
     std::string name = {}, source = {};
     std::string note = {};  // what a prediction for it must say, such as "extrapolated"
@@ -45,6 +52,7 @@ struct Cluster {
     double host_link = 0;  // bytes per second between a GPU and its host, in each direction
     double storage = 0;    // bytes per second of a node to the storage of checkpoints; 0: unknown
     bool is_measured = false;  // by `selfcheck --save`: the rates are what is reached
+    ReachedShares shares = {};
 
     bool is_cuda() const { return !gpu.empty(); }
     double flops(DType dtype) const { return dtype == DType::bf16 ? flops_bf16 : flops_fp32; }

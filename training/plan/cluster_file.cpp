@@ -116,6 +116,18 @@ Link read_link(Section section) {
     return link;
 }
 
+ReachedShares read_shares(Section section) {
+    constexpr const char* of_the_peak = "shares of the peak";
+    ReachedShares shares;
+    shares.products = section.number("products", 0.01, 2, of_the_peak);
+    shares.half_size = section.number("half_size", 0, 1e4, "columns");
+    shares.attention = section.number("attention", 0.001, 2, of_the_peak);
+    shares.attention_backward =
+        section.number("attention_backward", 0.5, 20, "times the forward pass");
+    section.refuse_others();
+    return shares;
+}
+
 Json json_of(const Link& link) {
     Json json{{"latency_us", link.latency / micro}, {"gb_per_s", link.bandwidth / giga}};
     for (const BusBandwidth& entry : link.measured)
@@ -161,6 +173,7 @@ Cluster read_cluster(const fs::path& path) {
         giga * device.number("memory_gb_per_s", 0.1, 1e5, gigabytes_per_second);
     cluster.host_link = giga * device.number_or(cluster.host_link / giga, "host_gb_per_s", 0.1, 1e4,
                                                 gigabytes_per_second);
+    if (device.has("reached")) cluster.shares = read_shares(device.section("reached"));
     device.refuse_others();
     cluster.ranks_per_node = file.count("ranks_per_node", 1, 4096);
     cluster.node = read_link(file.section("node"));
@@ -182,6 +195,11 @@ std::string to_text(const Cluster& cluster) {
     add("bf16_tflops", cluster.flops_bf16, tera);
     add("fp8_tflops", cluster.flops_fp8, tera);
     add("host_gb_per_s", cluster.host_link, giga);
+    if (const ReachedShares& shares = cluster.shares; shares.products > 0)
+        device["reached"] = {{"products", shares.products},
+                             {"half_size", shares.half_size},
+                             {"attention", shares.attention},
+                             {"attention_backward", shares.attention_backward}};
     Json json{{"source", cluster.source}};
     if (!cluster.note.empty()) json["note"] = cluster.note;
     if (cluster.is_measured) json["measured"] = "selfcheck";

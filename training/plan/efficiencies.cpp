@@ -99,6 +99,8 @@ const std::vector<EfficiencyRow>& efficiency_table() {
         {"products.cpu", 0.89, 0.89, 0.1, processor},
         {"half_size.cpu", 470, 470, 0.1, processor},
         {"attention.cpu", 0.5, 0.5, 0.1, processor},
+        {"half_head.cpu", 80, 80, 0.1, processor},
+        {"tile.cpu", 64, 64, 0.1, processor},
         {"attention_backward.own.cpu", 2.35, 2.35, 0.1, processor},
         {"logits.own.cpu", 20, 20, 0.1, processor},
         {"software.own.cpu", 1, 1, 0.1, processor},
@@ -134,6 +136,8 @@ Efficiencies efficiencies_of(Software software, const Cluster& cluster, bool fp8
     value(e.attention, {"attention." + generation + "." + name, "attention." + generation});
     value(e.attention_backward,
           {"attention_backward." + name + "." + generation, "attention_backward." + name});
+    value(e.half_head, {"half_head." + generation});
+    value(e.tile, {"tile." + generation});
     value(e.context_chunks, {"context_chunks"});
     value(e.elementwise, {"elementwise." + name + "." + precision, "elementwise." + name});
     value(e.logits, {"logits." + name + "." + generation, "logits." + name, "logits"});
@@ -151,6 +155,10 @@ Efficiencies efficiencies_of(Software software, const Cluster& cluster, bool fp8
         // selfcheck measured the rates that are reached: large products, and copies.
         if (cluster.is_cuda()) e.products /= 0.81;  // an H100's 800 of 989 TFLOP/s
         e.memory = 1;
+    }
+    if (const ReachedShares& shares = cluster.shares; shares.products > 0) {
+        e.products = shares.products, e.half_size = shares.half_size;
+        e.attention = shares.attention, e.attention_backward = shares.attention_backward;
     }
     return e;
 }

@@ -32,12 +32,16 @@ std::vector<double> efficiency_values();
 ///   time of a product M × N × K    2·M·N·K / (peak · products) · software
 ///                                  · (1 + half_size / (4·min(N, K, 8192)) + half_rows / M)
 ///   time of attention, forward     its FLOPs / (peak of bf16 · attention) · software
+///                                  · (1 + half_head / D) / (1 + half_head / 64) · (1 + tile / T)
 ///   backward                       attention_backward times as long
 ///   other work                     its bytes / (memory · the memory's bandwidth)
 struct Efficiencies {
     double products = 0.7;  // share of the peak
     double half_size = 350, half_rows = 175;
     double attention = 0.5, attention_backward = 2.8;
+    // What a score takes beside its products, as columns of a head, and the keys that tiles at the
+    // diagonal compute for nothing, as tokens
+    double half_head = 0, tile = 0;
     double context_chunks = 0;  // attention takes 1 + this · (c − 1)/c times as long
     double memory = 0.85;       // share of the bandwidth
     double elementwise = 1;     // times the bytes that element-wise work must move

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <vector>
 
 #include "base/random.h"
 #include "base/stopwatch.h"
 #include "device/copy.h"
 #include "device/memory.h"
+#include "kernels/attention/attention.h"
 #include "kernels/linear/linear.h"
 
 namespace train_gpt {
@@ -66,6 +69,130 @@ double measure_peak_flops(const Device& device, DType dtype, const KernelSetting
     return 2.0 * small * small * small / rate < seconds && device.is_cuda()
                ? product_rate(device, dtype, settings, large)
                : rate;
+}
+
+namespace {
+
+/// Seconds of a call, the median of those within 0.4 seconds, at least three.
+double median_seconds(Stream& stream, const std::function<void()>& call) {
+    constexpr double enough = 0.4;
+    constexpr size_t least = 3;
+    call();  // the first one plans
+    std::vector<double> seconds;
+    const Stopwatch all;
+    while (seconds.size() < least || all.seconds() < enough) {
+        stream.synchronize();
+        const Stopwatch one;
+        call();
+        stream.synchronize();
+        seconds.push_back(one.seconds());
+    }
+    const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+    std::nth_element(seconds.begin(), middle, seconds.end());
+    return *middle;
+}
+
+/// FLOP/s of an MLP's products, forward and backward: C to 4·C columns and back, with a bias and
+/// GELU.
+double mlp_rate(const Device& device, DType dtype, int64_t M, int64_t C) {
+    Stream stream(device);
+    const int64_t F = 4 * C;
+    struct {
+        Tensor x, hidden, preact, up, down, bias, dw, dbias;
+    } t;
+    const auto take = [&](Arena& arena) {
+        const auto tensor = [&](DType type, int64_t rows, int64_t cols) {
+            return arena.tensor(type, {rows, cols}, Purpose::workspaces);
+        };
+        t = {.x = tensor(dtype, M, C),
+             .hidden = tensor(dtype, M, F),
+             .preact = tensor(dtype, M, F),
+             .up = tensor(dtype, F, C),
+             .down = tensor(dtype, C, F),
+             .bias = arena.tensor(dtype, {F}, Purpose::workspaces),
+             .dw = tensor(DType::fp32, F, C),
+             .dbias = arena.tensor(DType::fp32, {F}, Purpose::workspaces)};
+        stream.scratch_bytes = std::max(linear_scratch_bytes(stream, dtype, M, F, C),
+                                        linear_scratch_bytes(stream, dtype, M, C, F));
+        stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
+    };
+    Arena plan = Arena::counting(device);
+    take(plan);
+    Arena arena(device, plan);
+    take(arena);
+    for (const Tensor& tensor : {t.x, t.hidden, t.preact, t.up, t.down, t.bias})
+        clear(stream, tensor.data, tensor.bytes());
+    const double seconds = median_seconds(stream, [&] {
+        linear_forward(stream,
+                       {.out = t.hidden, .x = t.x, .w = t.up, .bias = t.bias, .preact = t.preact});
+        linear_forward(stream, {.out = t.x, .x = t.hidden, .w = t.down});
+        linear_backward_input(stream, {.dx = t.hidden, .dy = t.x, .w = t.down, .preact = t.preact});
+        linear_backward_weight(stream, {.dw = {t.dw.data}, .x = t.hidden, .dy = t.x});
+        linear_backward_input(stream, {.dx = t.x, .dy = t.hidden, .w = t.up});
+        linear_backward_weight(
+            stream, {.dw = {t.dw.data}, .x = t.x, .dy = t.hidden, .dbias = {t.dbias.data}});
+    });
+    return 6 * 2.0 * static_cast<double>(M * F * C) / seconds;
+}
+
+}  // namespace
+
+ReachedShares measure_shares(const Device& device, DType dtype, double peak, double tile) {
+    // 1 / share is linear in 1 / width: a line of least squares.
+    constexpr int64_t M = 4096;
+    constexpr double widths[] = {160, 320, 768}, n = std::size(widths);
+    double x = 0, y = 0, xx = 0, xy = 0;
+    for (const double width : widths) {
+        const double inverse = peak / mlp_rate(device, dtype, M, static_cast<int64_t>(width));
+        x += 1 / width, y += inverse;
+        xx += 1 / (width * width), xy += inverse / width;
+    }
+    const double slope = std::max(0.0, (n * xy - x * y) / (n * xx - x * x)),
+                 at_infinity = std::max(0.5, (y - slope * x) / n);
+    ReachedShares shares;
+    shares.products = 1 / at_infinity;
+    shares.half_size = 4 * slope / at_infinity;
+
+    constexpr int T = 1024, H = 4, D = 64;
+    Stream stream(device);
+    const AttentionShape shape{
+        .dtype = dtype, .B = 1, .T = T, .S = T, .H = H, .H_kv = H, .D = D, .scale = 0.125f};
+    Tensor t[8], lse;
+    const auto take = [&](Arena& arena) {
+        for (Tensor& one : t) one = arena.tensor(dtype, {T, H * D}, Purpose::workspaces);
+        lse = arena.tensor(DType::fp32, {H, T}, Purpose::workspaces);
+        stream.scratch_bytes = attention_scratch_bytes(stream, shape);
+        stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
+    };
+    Arena plan = Arena::counting(device);
+    take(plan);
+    Arena arena(device, plan);
+    take(arena);
+    HeadsView view[8];
+    for (int i = 0; i < 8; ++i) {
+        clear(stream, t[i].data, t[i].bytes());
+        view[i] = {t[i].data, int64_t{T} * H * D, H * D, D};
+    }
+    auto* const sums = static_cast<float*>(lse.data);
+    const double forward = median_seconds(stream, [&] {
+        attention_forward(stream, {shape, view[0], view[1], view[2], view[3], sums});
+    });
+    const double backward = median_seconds(stream, [&] {
+        attention_backward(stream, {.shape = shape,
+                                    .q = view[0],
+                                    .k = view[1],
+                                    .v = view[2],
+                                    .out = view[3],
+                                    .dout = view[4],
+                                    .lse = sums,
+                                    .dq = view[5],
+                                    .dk = view[6],
+                                    .dv = view[7]});
+    });
+    constexpr double flops = 4.0 * H * D * T * (T + 1) / 2;
+    shares.attention = flops / (forward * peak) * (1 + tile / T);
+    shares.attention_backward = backward / forward;
+    return shares;
 }
 
 double measure_host_link(const Device& device) {

@@ -3,6 +3,7 @@
 #include "base/dtype.h"
 #include "device/device.h"
 #include "device/stream.h"
+#include "training/plan/cluster.h"
 
 namespace train_gpt {
 
@@ -17,5 +18,15 @@ double measure_host_link(const Device& device);
 /// Bytes per second, reads plus writes, of a copy that is too large for any cache. Takes a fraction
 /// of a second.
 double measure_bandwidth(const Device& device);
+
+/// What a step's products and attention reach of `peak`, which measure_peak_flops() gives for the
+/// dtype. Products are an MLP's with 160, 320 and 768 columns and 4,096 tokens, forward and
+/// backward, with its bias and GELU. Least squares of them give the two values of
+///
+///   2·M·N·K / (seconds · peak)   =   products / (1 + half_size / (4·min(N, K)))
+///
+/// Attention has 1,024 tokens and heads of 64, and `attention` is what would be reached without
+/// `tile` (Efficiencies). Medians; takes about three seconds.
+ReachedShares measure_shares(const Device& device, DType dtype, double peak, double tile);
 
 }  // namespace train_gpt

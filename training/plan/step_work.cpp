@@ -152,8 +152,10 @@ class WorkBuilder {
         if (options_.fp8) time.memory += moved(e_.quantisation * 3 * M * (3 * C / t + 2 * hidden));
         const double pairs = M * layer.seen_keys(shape_.config.sequence_length()),
                      ranks = shape_.mesh.size(Axis::context);
-        time.attention = 4 * pairs * width / (peak_ * e_.attention) * e_.software *
-                         (1 + e_.context_chunks * (ranks - 1) / ranks);
+        const double T = shape_.config.sequence_length(),
+                     small_heads = (1 + e_.half_head / layer.head_size) / (1 + e_.half_head / 64);
+        time.attention = 4 * pairs * width / (peak_ * e_.attention) * e_.software * small_heads *
+                         (1 + e_.tile / T) * (1 + e_.context_chunks * (ranks - 1) / ranks);
         time.memory += e_.launch;
         return time;
     }
