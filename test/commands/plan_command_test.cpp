@@ -173,6 +173,15 @@ TEST_CASE("a plan on a cluster predicts a step, searches for faster ways, and wr
     const Json of_here = Json::parse(check_succeeds(train_gpt_with(here)).out);
     CHECK(of_here["step_ms"].get<double>() > 0);
     CHECK(contains(of_here["notes"].dump(), "assumed"));
+#ifdef TRAIN_GPT_CUDA
+    // --gpu predicts with a shipped cluster of this GPU.
+    const auto on = [](const char* gpu) {
+        return check_succeeds(train_gpt_with({"plan", "configs/gpt2-124m.json", "--gpu", gpu})).out;
+    };
+    CHECK(contains(on("b200"), "predicted on b200"));
+    CHECK(contains(on("h100"), "predicted on h100-dgx"));
+    CHECK_FALSE(contains(on("rtx3090"), "predicted"));
+#endif
     check_refused(plan({"--world", "12"}), 1, {"whole nodes", "8 and 16"});
     check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--cluster", "h100"}), 1,
                   {"\"h100\"", "h100-dgx"});

@@ -7,6 +7,7 @@
 #include "base/printable.h"
 #include "training/commands/commands.h"
 #include "training/config/load_config.h"
+#include "training/plan/datasheet.h"
 #include "training/plan/fit.h"
 #include "training/plan/pipeline_plan.h"
 #include "training/plan/prediction.h"
@@ -55,6 +56,16 @@ int plan_on_cluster(const CommandLine& line, Config config) {
     return 0;
 }
 
+/// What `plan --gpu` adds where a cluster of this GPU is shipped: a step's time there.
+std::string time_on(const std::string& gpu, const Config& config, int world) {
+    const std::string name = cluster_of_gpu(gpu);
+    if (name.empty()) return "";
+    const Cluster cluster = find_cluster(name);
+    if (world > cluster.ranks_per_node && world % cluster.ranks_per_node != 0) return "";
+    const RunShape shape = choose_for(shape_on(config, cluster, world), cluster);
+    return to_text(predict(shape, cluster, {}), cluster);
+}
+
 }  // namespace
 
 int plan(const CommandLine& line) {
@@ -73,6 +84,8 @@ int plan(const CommandLine& line) {
     if (!line.picture.empty()) std::printf("wrote %s\n", printable(line.picture).c_str());
     std::fflush(stdout);
     if (!report.problem.empty()) throw Error(report.problem);
+    if (line.gpu_bytes == 0 && !line.gpu.empty())
+        print(time_on(std::string(gpu_named(line.gpu).key), config, line.world));
     return 0;
 }
 

@@ -212,21 +212,39 @@ std::string to_text(const Cluster& cluster) {
     return to_text(json, 2) + "\n";
 }
 
+namespace {
+
+std::set<std::string> shipped_clusters() {
+    std::set<std::string> names;
+    for (const fs::path& folder : preset_folders()) {
+        std::error_code code;
+        for (fs::directory_iterator entry(folder / "clusters", code), end; !code && entry != end;
+             entry.increment(code))
+            names.insert(entry->path().stem().string());
+    }
+    return names;
+}
+
+}  // namespace
+
+std::string cluster_of_gpu(const std::string& gpu) {
+    const std::set<std::string> names = shipped_clusters();
+    if (names.contains(gpu)) return gpu;
+    for (const std::string& name : names)
+        if (find_cluster(name).gpu == gpu) return name;
+    return "";
+}
+
 Cluster find_cluster(const std::string& name) {
     const fs::path given(name);
     if (given.extension() == ".json" || given.has_parent_path()) return read_cluster(given);
-    std::vector<std::string> names;
     for (const fs::path& folder : preset_folders()) {
         const fs::path file = folder / "clusters" / (name + ".json");
         std::error_code code;
         if (fs::is_regular_file(file, code)) return read_cluster(file);
-        for (fs::directory_iterator entry(folder / "clusters", code), end; !code && entry != end;
-             entry.increment(code))
-            names.push_back(entry->path().stem().string());
     }
     std::string known;
-    for (const std::string& one : std::set<std::string>(names.begin(), names.end()))
-        known += (known.empty() ? "" : ", ") + one;
+    for (const std::string& one : shipped_clusters()) known += (known.empty() ? "" : ", ") + one;
     throw Error("no cluster \"", printable(name), "\" is known; ",
                 known.empty() ? "none were found in configs/clusters/" : "these are: " + known,
                 "; for another one, write a file and give its path (docs/planning.md)");
