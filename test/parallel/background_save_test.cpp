@@ -63,11 +63,14 @@ Settings random_model() {
                                        {{"model.family", "qwen3_moe"},
                                         {"model.n_expert", "5"},
                                         {"model.n_expert_per_token", "2"}}};
-    return models[static_cast<size_t>(random_int(0, std::ssize(models) - 1))] +
-           Settings{{"precision.dtype", random_dtype().name},
-                    {"parallel.sums", random_int(0, 1) ? "exact" : "fp32"},
-                    {"checkpoint.every", std::to_string(random_int(1, 4))},
-                    {"schedule.steps", "13"}};
+    const Settings& model = models[static_cast<size_t>(random_int(0, std::ssize(models) - 1))];
+    const char* const states[] = {"fp32", "bf16", "int8"};  // int8 is not for Muon
+    const char* const state = states[random_int(0, model.contains("optimizer.name") ? 1 : 2)];
+    return model + Settings{{"precision.dtype", random_dtype().name},
+                            {"optimizer.state_dtype", state},
+                            {"parallel.sums", random_int(0, 1) ? "exact" : "fp32"},
+                            {"checkpoint.every", std::to_string(random_int(1, 4))},
+                            {"schedule.steps", "13"}};
 }
 
 }  // namespace

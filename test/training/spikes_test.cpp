@@ -171,7 +171,10 @@ TEST_CASE("a spike planted in the data is found where it is, and skipped on any 
         tokens[static_cast<size_t>(planted + t)] =
             static_cast<uint32_t>(random_int(5, vocabulary - 1));
     write_shards(directory.path(), {tokens}, vocabulary);
+    const char* const states[] = {"fp32", "bf16", "int8"};
+    const char* const state = states[random_int(0, 2)];
     const Job job(per_step, {{"seed", std::to_string(seed)},
+                             {"optimizer.state_dtype", state},
                              {"data.train", glob},
                              {"data.val", ""},
                              {"model.vocab_size", std::to_string(vocabulary)},
@@ -184,7 +187,7 @@ TEST_CASE("a spike planted in the data is found where it is, and skipped on any 
                              {"evaluation.every", "0"},
                              {"parallel.sums", "exact"},
                              {"optimizer.on_spike", "skip"}});
-    CAPTURE(seed, planted, spike_step);
+    CAPTURE(seed, planted, spike_step, state);
     const ProgramResult one = run_program(job.command("train", "one"), {{"OMP_NUM_THREADS", "1"}});
     INFO(one.output);
     REQUIRE(one.exit_code == 0);
