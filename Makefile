@@ -147,7 +147,9 @@ LIBRARIES += -Wl,-rpath,'$$ORIGIN':/usr/local/cuda/lib64
 endif
 endif
 
-VERSION := $(shell git describe --always --dirty --tags 2> /dev/null || cat VERSION 2> /dev/null || echo unknown)
+# "0.9.0 (1fd11b0)": the file VERSION has the number, git the commit; where there is no git, the file COMMIT may have it.
+COMMIT := $(shell git describe --always --dirty --exclude='*' 2> /dev/null || cat COMMIT 2> /dev/null)
+VERSION := $(strip $(shell cat VERSION) $(if $(COMMIT),($(COMMIT))))
 
 # A file with this text as its content. It is rewritten only when the text changes.
 define stamp
@@ -351,7 +353,7 @@ FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp dataloader/parquet/*
     $(addprefix training/config/,config.cpp config_keys.cpp model_keys.cpp config_parser.cpp config_text.cpp json_mistake.cpp key_values.cpp known_data.cpp load_config.cpp nearest_key.cpp) training/files/safetensors.cpp \
     $(addprefix training/evaluations/,python_random.cpp python_text.cpp task_file.cpp task_tokens.cpp) \
     model/registry.cpp model/spec.cpp $(wildcard model/families/*.cpp) parallel/state/parameter.cpp \
-    $(addprefix base/,crc32.cpp error.cpp file.cpp hash.cpp hub_files.cpp json_file.cpp json_text.cpp mapped_pages.cpp path.cpp printable.cpp stopwatch.cpp utf8.cpp) \
+    $(addprefix base/,crc32.cpp error.cpp file.cpp hash.cpp hub_files.cpp json_file.cpp json_text.cpp mapped_pages.cpp path.cpp printable.cpp stopwatch.cpp terminal_text.cpp text_table.cpp utf8.cpp) \
     test/fuzz/targets.cpp test/fuzz/fuzz.cpp
 FUZZ_OBJECTS := $(addprefix $(FUZZ)/,$(FUZZ_SOURCES:.cpp=.o))
 # Parquet is also fuzzed with the codecs that are here.

@@ -168,7 +168,7 @@ mkdir -p "$copy/build"
 git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
     [ ! -e "$file" ] || printf '%s\0' "$file"
 done | xargs -0 cp -a --parents -t "$copy"
-git describe --always --dirty --tags > "$copy/VERSION"
+git describe --always --dirty --exclude='*' > "$copy/COMMIT"
 [ ! -e third_party ] || ln -s "$root/third_party" "$copy/third_party"
 for part in config.mk flags version cudnn nccl mpi objects train_gpt test ${simulator:+gpusim}; do
     [ ! -e "build/$part" ] || cp -a "build/$part" "$copy/build/"

@@ -4,7 +4,7 @@
 
 namespace train_gpt {
 
-/// "0.1.0 (abc1234)"
+/// "0.9.0 (abc1234)": the number in the file VERSION, and the commit if it is known.
 std::string version();
 
 /// For --version: version, build, libraries, devices found; several lines.
