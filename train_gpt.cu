@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "base/terminal_text.h"
 #include "dataloader/loader.h"
 #include "device/device.h"
 #include "device/memory.h"
@@ -244,7 +245,7 @@ void print_resolved(const Config& given, const World& world) {
     const ResolvedConfig resolved = resolve_here(given, world.size(), world.local_size());
     std::fputs(printable(to_json(resolved.config)).c_str(), stdout);
     for (const std::string& note : resolved.notes)
-        std::fprintf(stderr, "train_gpt: note: %s\n", printable(note).c_str());
+        print_line(stderr, "train_gpt: note: " + printable(note));
 }
 
 RankOptions rank_options(const Config& config) {
@@ -295,13 +296,15 @@ int run(const CommandLine& line) {
     if (line.command != Command::train && line.command != Command::replay &&
         line.command != Command::selfcheck && line.command != Command::tokenize)
         act_on_signals();
-    const auto print_line = [](const std::string& text) {
-        std::printf("%s\n", printable(text).c_str());
+    const auto show = [](const std::string& text) {
+        print_line(stdout, printable(text));
         return 0;
     };
     switch (line.command) {
         case Command::none:
-            std::fputs(line.output.c_str(), stdout);
+            std::fputs(
+                text_for_terminal(line.output, line.is_help ? columns_of(stdout) : 0).c_str(),
+                stdout);
             return 0;
         case Command::config:
             return commands::config(line);
@@ -312,9 +315,9 @@ int run(const CommandLine& line) {
         case Command::report:
             return commands::report(line);
         case Command::import_:
-            return print_line(import_model(line.importing));
+            return show(import_model(line.importing));
         case Command::export_:
-            return print_line(export_model(line.exporting));
+            return show(export_model(line.exporting));
         default:
             break;
     }
@@ -389,10 +392,10 @@ int main(int argc, char** argv) {
     } catch (const train_gpt::ReportedError&) {
         return 1;
     } catch (const train_gpt::UsageError& error) {
-        std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        train_gpt::print_line(stderr, std::string("train_gpt: ") + error.what());
         return 2;
     } catch (const std::exception& error) {
-        std::fprintf(stderr, "train_gpt: %s\n", train_gpt::message_of(error).c_str());
+        train_gpt::print_line(stderr, "train_gpt: " + train_gpt::message_of(error));
     }
     return 1;
 }

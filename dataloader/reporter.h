@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/stopwatch.h"
+#include "base/terminal_text.h"
 #include "dataloader/documents.h"
 
 namespace train_gpt {
@@ -30,7 +31,7 @@ class Reporter {
     void say(const Args&... args) {
         if (!log_) return;
         end_line();
-        std::fprintf(log_, "%s\n", printable(concat(args...)).c_str());
+        print_line(log_, printable(concat(args...)));
         std::fflush(log_);
     }
 

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/terminal_text.h"
 #include "parallel/cores.h"
 #include "parallel/launch/membership.h"
 #include "parallel/together.h"
@@ -96,7 +97,7 @@ int run_as_rank(const std::function<int(const World&)>& work) {
         share_cores(world);
         return work(world);
     } catch (const SharedError& error) {
-        if (world.rank() == 0) std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        if (world.rank() == 0) print_line(stderr, concat("train_gpt: ", error.what()));
         return 1;
     } catch (const ReportedError&) {
         throw;
@@ -136,7 +137,7 @@ int run_watched(const World& world, const RankOptions& options,
     } catch (const SharedError& error) {
         // Printed here and not rethrown: when no exception passes the watchdog, it says goodbye to
         // the other ranks instead of reporting a failure.
-        if (world.rank() == 0) std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        if (world.rank() == 0) print_line(stderr, concat("train_gpt: ", error.what()));
         return 1;
     } catch (const std::exception& error) {
         if (watchdog.report(message_of(error))) throw ReportedError(error.what());

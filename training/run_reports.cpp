@@ -160,7 +160,7 @@ void print_samples(const RunStart& start, RunReports& reports, int64_t step,
         const std::string text =
             sample_text({trainer.stream, trainer.generator(), *start.data.tokenizer()}, s.prompt,
                         options, number);
-        reports.progress.say("--- sample\n" + s.prompt + text);
+        reports.progress.show_text("--- sample\n" + s.prompt + text);
         reports.history.sample(step, s.prompt, text);
         all += (i > 0 ? "\n--- sample\n" : "") + s.prompt + text;
     }

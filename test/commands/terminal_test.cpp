@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
+#include <sstream>
 
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/text_table.h"
 #include "test/commands/program.h"
 
 using namespace train_gpt;
@@ -133,4 +136,51 @@ TEST_CASE("a checkpoint's hashes are compared before anything in it is read", "[
         check_refused(outcome, 1, {checkpoint + "/config.json", "line 2, column 14"});
         CHECK_FALSE(contains(outcome.err, "exception"));
     }
+}
+
+TEST_CASE("a terminal gets messages broken at words, and commands on lines of their own", "[cli]") {
+    if (skip_without_terminals()) return;
+    const auto shown = [](const Arguments& arguments) {
+        TerminalProcess process(arguments, 60);
+        process.finish();
+        return process.screen();
+    };
+    const auto is_broken = [](const std::string& text, const std::string& screen) {
+        std::istringstream lines(screen);
+        for (std::string line; std::getline(lines, line);)
+            if (width_of(line) > 59 && line.find(' ', line.find_first_not_of(' ')) != line.npos &&
+                !line.starts_with("    "))
+                return false;
+        std::string a = text, b = screen;
+        // Around a command that moves to a line of its own, punctuation may go.
+        for (std::string* all : {&a, &b})
+            std::erase_if(*all, [](char c) { return std::strchr(" \n`;,.", c) != nullptr; });
+        return a == b;
+    };
+    const TemporaryDirectory directory;
+    for (const Arguments& arguments :
+         {Arguments{"--help"}, Arguments{"train", "--help"},
+          Arguments{"config", "--schema", "--depth", "x"}, Arguments{"report", directory.path()},
+          Arguments{"train", Workplace::get().config(), "--set",
+                    "data.train=" + directory.path()}}) {
+        const Outcome piped = train_gpt_with(arguments);
+        const std::string screen = shown(arguments);
+        INFO(screen);
+        CHECK(is_broken(piped.out + piped.err, screen));
+    }
+    // Scripts and JSON stay as they are.
+    for (const Arguments& arguments :
+         {Arguments{"completion", "bash"}, Arguments{"--man"}, Arguments{"config", "--schema"}})
+        CHECK(shown(arguments) == check_succeeds(train_gpt_with(arguments)).out);
+
+    CHECK(contains(shown({"report", "A", "--tolerance", "0"}),
+                   "and 1 is named:\n    train_gpt report A B --tolerance 0\n"));
+}
+
+TEST_CASE("a run of one rank says nothing about communication", "[cli]") {
+    const TemporaryDirectory directory;
+    const Outcome run = check_succeeds(
+        train_gpt_with(Workplace::get().train(directory / "alone", {"--set", "schedule.steps=4"})));
+    CHECK(contains(run.out, "time of a step: compute"));
+    CHECK_FALSE(contains(run.out + run.err, "communication"));
 }

@@ -41,6 +41,13 @@ TEST_CASE("the first two steps of a process are warm-up, the others count", "[st
           "wait 25.0%, optimizer 0.0%");
 }
 
+TEST_CASE("a rank that is alone says nothing about communication", "[step_accounting]") {
+    StepAccounting accounting;
+    for (int step = 0; step < 3; ++step) accounting.add(times_of(3, 1));
+    CHECK(accounting.summary(World{}) ==
+          "time of a step: compute 75.0%, data wait 25.0%, optimizer 0.0%");
+}
+
 TEST_CASE("a single group of ranks is not named in the time of communication",
           "[step_accounting]") {
     StepAccounting accounting;

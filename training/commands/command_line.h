@@ -41,6 +41,7 @@ struct CommandLine {
     /// none: the user asked for help or the version, and `output` is the answer.
     Command command = Command::none;
     std::string output;
+    bool is_help = false;  // `output` is a help text, and not a script or a manual page
 
     // train, sweep, plan, eval: a folder that `tokenize` wrote; for eval also a glob
     std::string data;

@@ -11,6 +11,7 @@
 #include "base/json_text.h"
 #include "base/printable.h"
 #include "base/stopwatch.h"
+#include "base/terminal_text.h"
 #include "dataloader/loader.h"
 #include "dataloader/manifest.h"
 #include "dataloader/verify.h"
@@ -127,7 +128,7 @@ std::vector<TaskResult> evaluate_tasks(const CommandLine& line, const CachedMode
     std::optional<AtomicFile> items;
     if (!line.evaluation.items.empty()) items.emplace(line.evaluation.items);
     // A line on a terminal that is rewritten, and gone when the results are there.
-    Progress progress(ProgressStyle::line, columns_of_stdout() > 0 && !line.evaluation.json);
+    Progress progress(ProgressStyle::line, columns_of(stdout) > 0 && !line.evaluation.json);
     std::vector<TaskResult> results;
     for (const Task& task : tasks) {
         const auto show = [&, since_start = Stopwatch()](double done) {

@@ -99,6 +99,7 @@ CommandLine parse_command_line(int argc, char** argv) {
     } catch (const CLI::CallForHelp& help) {
         const auto chosen = app.get_subcommands();
         line.output = chosen.empty() ? app.help() : chosen.front()->help(app.get_name());
+        line.is_help = true;
         return line;
     } catch (const CLI::ParseError& error) {
         const auto chosen = app.get_subcommands();
@@ -123,6 +124,7 @@ CommandLine parse_command_line(int argc, char** argv) {
         line.output = completion_script(app, words.shell);
     } else if (app.get_subcommands().empty()) {
         line.output = app.help();
+        line.is_help = true;
     }
     for (const CLI::App* chosen : app.get_subcommands())
         for (const auto& [name, command] : commands)

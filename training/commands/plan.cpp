@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/printable.h"
+#include "base/terminal_text.h"
 #include "training/commands/commands.h"
 #include "training/config/load_config.h"
 #include "training/plan/datasheet.h"
@@ -19,7 +20,10 @@ namespace train_gpt::commands {
 
 namespace {
 
-void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
+/// Prints JSON as it is; of a table, a terminal gets long lines broken at words.
+void print(const std::string& text, bool is_json = false) {
+    std::fputs(text_for_terminal(text, is_json ? 0 : columns_of(stdout)).c_str(), stdout);
+}
 
 /// `plan --cluster`: how long a step takes there.
 int plan_on_cluster(const CommandLine& line, Config config) {
@@ -30,7 +34,7 @@ int plan_on_cluster(const CommandLine& line, Config config) {
     const PredictionOptions options{.price = asked.price};
     if (asked.search) {
         const SearchResult result = search(config, cluster, line.world);
-        print(asked.json ? to_text(to_json(result)) + "\n" : to_text(result, cluster));
+        print(asked.json ? to_text(to_json(result)) + "\n" : to_text(result, cluster), asked.json);
         return 0;
     }
     const RunShape open = shape_on(config, cluster, line.world);
@@ -45,7 +49,8 @@ int plan_on_cluster(const CommandLine& line, Config config) {
     const PlanReport report = plan_report(config, target, line.world);
     const Prediction prediction = predict(shape, cluster, options);
     print(asked.json ? to_text(to_json(prediction)) + "\n"
-                     : report.text + to_text(prediction, cluster));
+                     : report.text + to_text(prediction, cluster),
+          asked.json);
     if (!asked.trace.empty()) {
         const StepWork work = step_work(shape, cluster, {.fp8 = is_fp8(config)});
         write_trace(asked.trace, simulate(work, true), shape.mesh.first_ranks(Axis::pipeline));

@@ -4,6 +4,8 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/printable.h"
+#include "base/terminal_text.h"
 #include "dataloader/manifest.h"
 #include "dataloader/prepare.h"
 #include "training/commands/commands.h"
@@ -49,7 +51,7 @@ int tokenize(const CommandLine& line) {
     const bool done = prepare(line.prepare, stdout, [] { return interrupted() != nullptr; });
     if (!done) return stopped_early_code(interrupt_signal() == SIGINT);
     if (const std::string next = next_command(line.prepare.out); !next.empty())
-        std::printf("to train on it: %s\n", printable(next).c_str());
+        print_line(stdout, "to train on it: " + printable(next));
     return 0;
 }
 

@@ -94,9 +94,9 @@ std::string config_help(const std::string& name, int columns) {
 
 std::string config_reference() {
     std::string text =
-        "# Keys of the configuration\n\nWritten by `train_gpt config --markdown`. `train_gpt "
-        "config "
-        "KEY` prints one, and `--set KEY=VALUE` overrides one.\n";
+        "# Keys of the configuration\n\n"
+        "Written by `train_gpt config --markdown`. `train_gpt config KEY` prints one, and\n"
+        "`--set KEY=VALUE` overrides one.\n";
     std::string before = "none";
     for (const KeyDescription& key : describe_keys()) {
         if (const std::string section(section_of_key(key.path)); section != before) {

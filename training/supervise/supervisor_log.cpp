@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "base/terminal_text.h"
 #include "training/files/history_chain.h"
 
 namespace train_gpt {
@@ -59,7 +60,7 @@ SupervisorLog::~SupervisorLog() { ::close(lock_); }
 void SupervisorLog::line(const std::string& text) { log_->append(text + '\n', lost); }
 
 void SupervisorLog::say(const std::string& text) {
-    std::fprintf(stderr, "train_gpt supervise: %s\n", printable_line(text).c_str());
+    print_line(stderr, "train_gpt supervise: " + printable_line(text));
     line(concat(time_now(), " supervise: ", text));
 }
 

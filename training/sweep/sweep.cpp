@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/printable.h"
+#include "base/terminal_text.h"
 #include "training/config/config_keys.h"
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
@@ -44,9 +45,7 @@ bool may_change(const std::string& difference) {
     return false;
 }
 
-void warn(const std::string& text) {
-    std::fprintf(stderr, "train_gpt: %s\n", printable_line(text).c_str());
-}
+void warn(const std::string& text) { print_line(stderr, "train_gpt: " + printable_line(text)); }
 
 /// The last line that a run has printed that is not empty, without the program's name.
 std::string last_words(const fs::path& output) {

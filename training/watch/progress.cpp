@@ -4,11 +4,11 @@
 #include <cmath>
 #include <cstdio>
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "base/formatted.h"
 #include "base/printable.h"
+#include "base/terminal_text.h"
 #include "device/memory.h"
 
 namespace train_gpt {
@@ -61,12 +61,6 @@ std::vector<ProgressField> fields_of(const StepReport& r) {
     if (const double share = bubble_share(r.times); share > 0)
         fields.push_back({formatted("bubble %.0f%%", 100 * share), 9});
     return fields;
-}
-
-int columns_of_stdout() {
-    winsize size{};
-    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 0;
-    return std::max(1, size.ws_col - 1);
 }
 
 std::string format_duration(double seconds) {
@@ -126,7 +120,7 @@ Progress::Progress(ProgressStyle style, bool speaks, bool quiet, double line_sec
 void Progress::draw() const {
     std::vector<ProgressField> fields = fields_;
     if (!note_.empty()) fields.push_back({note_, fields_.empty() ? 0 : 1});
-    std::printf("\r\033[K%s", fit_fields(std::move(fields), columns_of_stdout()).c_str());
+    std::printf("\r\033[K%s", fit_fields(std::move(fields), columns_of(stdout)).c_str());
     std::fflush(stdout);
 }
 
@@ -171,14 +165,21 @@ void Progress::show_step(int64_t step, int done, int all, double seconds, double
 void Progress::say(const std::string& line) {
     if (!speaks_) return;
     end_line();
-    std::printf("%s\n", printable(line).c_str());
+    print_line(stdout, printable(line));
+    std::fflush(stdout);
+}
+
+void Progress::show_text(const std::string& text) {
+    if (!speaks_) return;
+    end_line();
+    std::printf("%s\n", printable(text).c_str());
     std::fflush(stdout);
 }
 
 void Progress::warn(const std::string& line) {
     if (!warns_) return;
     end_line();
-    std::fprintf(stderr, "warning: %s\n", printable(line).c_str());
+    print_line(stderr, "warning: " + printable(line));
 }
 
 void Progress::end_line() {

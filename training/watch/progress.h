@@ -40,10 +40,6 @@ constexpr int last_essential_rank = 5;
 /// The parts of a step's line.
 std::vector<ProgressField> fields_of(const StepReport& report);
 
-/// How many columns a line on stdout may fill: one less than the terminal's width, since some
-/// terminals wrap a full line. Returns 0 if stdout is not a terminal or does not report its width.
-int columns_of_stdout();
-
 /// The fields that fit into a line of `columns` (0: any length), joined by " | ". Fields of the
 /// highest rank are left out first. When only essential fields remain, they are shortened before
 /// more fields are left out. A single field that is still too long is cut.
@@ -73,6 +69,8 @@ class Progress {
     void show_step(int64_t step, int done, int all, double seconds, double expected);
     /// Prints a separate line after the progress line.
     void say(const std::string& line);
+    /// Prints text that is not a message, such as a sample: its lines are not broken.
+    void show_text(const std::string& text);
     /// Prints a separate line on stderr, as a warning.
     void warn(const std::string& line);
 

@@ -60,12 +60,14 @@ std::string StepAccounting::summary(const World& world) const {
     }
     std::string text = "time of a step:";
     for (size_t phase = 0; phase < phases; ++phase) {
+        const bool communicates = phase == static_cast<size_t>(StepPhase::communication);
+        if (communicates && ranks == 1 && exposed.empty()) continue;
         const auto share = [&](double part) {
             return formatted("%.1f%%", 100 * part / all.total());
         };
         text += concat(phase ? ", " : " ", name_of(static_cast<StepPhase>(phase)), " ",
                        share(all.seconds[phase]));
-        if (phase != static_cast<size_t>(StepPhase::communication) || exposed.size() < 2) continue;
+        if (!communicates || exposed.size() < 2) continue;
         const char* separator = " (";
         for (const auto& [group, part] : exposed) {
             text += concat(separator, group, " ", share(part));

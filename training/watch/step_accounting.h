@@ -16,7 +16,7 @@ class StepAccounting {
     /// All ranks call it. Returns each phase's share of the mean step over all ranks. If there are
     /// several groups of ranks, returns the share of communication for each group, too. With
     /// several ranks, also returns which rank computes longest, and how much longer than the
-    /// median. Empty if there were too few steps.
+    /// median. A rank that is alone has no communication. Empty if there were too few steps.
     std::string summary(const World& world) const;
 
   private:
