@@ -307,6 +307,7 @@ setup:
 
 # DATA is taken as typed, since file names may have any characters.
 quickstart: override export DATA := $(value DATA)
+quickstart: override export STEPS := $(value STEPS)
 quickstart:
 	@MAKE='$(MAKE)' $(DRY_RUN) scripts/quickstart.sh
 

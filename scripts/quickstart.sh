@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # From a fresh clone to a trained model: installs missing packages, builds, prepares a text, trains on it and reports on it.
-#   usage: make quickstart [DATA=my.txt]        or: DATA=my.txt scripts/quickstart.sh
+#   usage: make quickstart [DATA=my.txt] [STEPS=960]        or: DATA=my.txt STEPS=960 scripts/quickstart.sh
 # Environment:
 #   DATA             your text, plain or JSON Lines, also compressed (default: the King James Bible from the Debian
 #                    package bible-kjv)
 #   RUN_DIR          the run's folder (default: a folder in runs/)
+#   STEPS            how many steps to train; a run that exists is lengthened to as many
 #   QUICKSTART_ARGS  more arguments for `train_gpt train`
 #   DATA_DIR         where prepared texts are kept (default: data)
 #   TRAIN_GPT        a program that is already built; nothing is then installed or built
-# It measures a few steps and picks the longest of four runs that trains in about three minutes and ends within about six minutes
-# after the start: 480 steps (configs/quickstart.json), 240, 120 or 60. Called again, it resumes the run with the same length.
+# It measures a few steps and picks the shortest of four runs that trains for at least two minutes, whatever the build took:
+# 60 steps, 120, 240 or 480 (configs/quickstart.json). Called again, it resumes the run with the same length, or lengthens it to
+# STEPS.
 set -eu
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# = 0 ] || { echo "error: unknown argument $1; to use your own text set DATA=my.txt in the environment (see --help)" >&2; exit 2; }
@@ -19,6 +21,8 @@ export LC_ALL=C.UTF-8  # awk and printf use a decimal point
 say() { printf '\n== %3d s: %s\n' $SECONDS "$*"; }
 
 DATA=${DATA:-}
+STEPS=${STEPS:-}
+[[ $STEPS =~ ^([1-9][0-9]{0,8})?$ ]] || { echo "error: STEPS=$STEPS is not a number of steps, such as STEPS=960" >&2; exit 2; }
 program=${TRAIN_GPT:-build/train_gpt}
 name=quickstart
 if [ -n "$DATA" ]; then
@@ -83,38 +87,50 @@ measure_step() {
         awk '{ ms[NR] = $1 } END { if (NR) print ms[int((NR + 1) / 2)] }'
 }
 
-# Adds the settings of a shorter run to `settings`; configs/quickstart.json has those of 480 steps.
+# Adds the settings of another length to `settings`; configs/quickstart.json has those of 480 steps.
 set_length() { # set_length STEPS
     local warmup save evaluate
     case $1 in
+        480) return ;;
         240) warmup=30 save=80 evaluate=60 ;;
         120) warmup=15 save=60 evaluate=60 ;;
         60) warmup=8 save=30 evaluate=30 ;;
-        *) return 0 ;;
+        *) warmup=$(($1 < 480 ? ($1 + 7) / 8 : 60)) save=$((($1 + 3) / 4)) evaluate=$((($1 + 3) / 4)) ;;
     esac
     settings+=(--set "schedule.steps=$1" --set "schedule.warmup_steps=$warmup" --set "checkpoint.every=$save"
-        --set "evaluation.every=$evaluate" --set "sampling.every=$(($1 / 4))")
+        --set "evaluation.every=$evaluate" --set "sampling.every=$((($1 + 3) / 4))")
 }
 
 # The bits per byte are those of docs/measurements.md.
 choose_length() {
-    local length steps bits ms limit=3 total=5.5
+    local length bits ms before=
+    steps=
     case ${QUICKSTART_ARGS:-} in *schedule.steps=* | *schedule.tokens=* | *schedule.epochs=*) return ;; esac
-    if [ -s "$run_dir/config.json" ]; then
-        steps=$(sed -n 's/^ *"steps": *\([0-9]*\).*/\1/p' "$run_dir/config.json")
+    [ ! -s "$run_dir/config.json" ] || before=$(sed -n 's/^ *"steps": *\([0-9]*\).*/\1/p' "$run_dir/config.json")
+    if [ -n "$STEPS" ]; then
+        if [ "$STEPS" -lt "${before:-0}" ]; then
+            echo "error: the run in $run_dir has $before steps, and STEPS=$STEPS are fewer; give more, or another RUN_DIR" >&2
+            exit 1
+        fi
+        [ -z "$before" ] || [ "$STEPS" = "$before" ] || echo "$run_dir is lengthened from $before steps to $STEPS"
+        steps=$STEPS
+        set_length "$steps"
+        return
+    fi
+    if [ -n "$before" ]; then
+        steps=$before
         set_length "$steps"
         echo "$run_dir exists already and keeps its length"
         return
     fi
+    echo "measuring how long a step takes"
     ms=$(measure_step)
     [ -n "$ms" ] || return 0
-    [ "$(nproc)" -lt 8 ] || limit=2 total=2.5  # with many cores, building is faster too
-    limit=$(awk "BEGIN { left = $total - $SECONDS / 60; print left < $limit ? left : $limit }")
     # Evaluations, samples and checkpoints take about as long as 25 steps.
     minutes() { awk "BEGIN { printf \"%.1f\", ($1 + 25) * $ms / 60000 }"; }
-    for length in 480:1.23 240:1.35 120:1.50 60:1.63; do
+    for length in 60:1.63 120:1.50 240:1.35 480:1.23; do
         steps=${length%:*} bits=${length#*:}
-        if awk "BEGIN { exit $(minutes "$steps") > $limit }"; then break; fi
+        if awk "BEGIN { exit ($steps + 25) * $ms / 60000 < 2 }"; then break; fi
     done
     set_length "$steps"
     printf 'a step takes %.0f ms here: training for %d steps, about %s minutes' "$ms" "$steps" "$(minutes "$steps")"
@@ -151,12 +167,14 @@ if "$program" report "$run_dir" --picture "$work/loss.svg" > "$work/log"; then
         echo "loss.png is not drawn: that needs rsvg-convert, which scripts/setup.sh quickstart installs" >&2
     fi
 fi
+longer="make quickstart${DATA:+ DATA=$(printf %q "$DATA")} STEPS=$((2 * ${steps:-480}))"
 checkpoint=$(ls -d "$run_dir"/step-*[0-9] 2> /dev/null | tail -n 1 || true)
 cat << TXT
 
 The run is in $run_dir: metrics.jsonl, $pages, and the model in ${checkpoint:-step-*}.
   look at it             $run_dir/report.html, in a browser
   generate text          $program sample ${checkpoint:-CHECKPOINT} --prompt "In the beginning"
+  go on training         $longer
   train on your text     make quickstart DATA=my.txt
   change the settings    configs/quickstart.json, or --set key=value ($program train --help)
 TXT

@@ -89,6 +89,7 @@ class Quickstart {
                      {"NO_PICTURE", ""},
                      {"TMPDIR", folder_ / "tmp"},
                      {"DATA", ""},
+                     {"STEPS", ""},
                      {"DATA_DIR", folder_ / "data"},
                      {"RUN_DIR", run_dir()},
                      {"BROKEN", ""}});
@@ -225,27 +226,26 @@ TEST_CASE("the quickstart's text has a document for each chapter, and no verse n
     CHECK(fs::last_write_time(q.prepared("data.json")) == made);
 }
 
-TEST_CASE("the quickstart picks the longest run that fits the time, and keeps it", "[scripts]") {
+TEST_CASE("the quickstart picks the shortest run of at least two minutes, and keeps it",
+          "[scripts]") {
     struct Speed {
-        int cores;
         int64_t fastest, slowest;  // milliseconds of a step
         int steps;
     };
-    const Speed speeds[] = {{2, 1, 340, 480},    {2, 370, 660, 240}, {2, 700, 1200, 120},
-                            {2, 1280, 9000, 60}, {8, 1, 225, 480},   {8, 250, 435, 240},
-                            {64, 470, 795, 120}, {64, 850, 9000, 60}};
+    const Speed speeds[] = {{1, 445, 480}, {460, 820, 240}, {835, 1400, 120}, {1420, 9000, 60}};
     for (const Speed& speed : speeds) {
         const Quickstart q;
         q.set_prepared();
-        q.set_cores(speed.cores);
+        q.set_cores(static_cast<int>(random_int(1, 64)));
         const int64_t ms = random_int(speed.fastest, speed.slowest);
-        CAPTURE(speed.cores, ms);
+        CAPTURE(ms);
         const ProgramResult first = q.run(ms);
         INFO(first.output);
         REQUIRE(first.exit_code == 0);
         CHECK(contains(first.output, concat("a step takes ", ms, " ms")));
         CHECK(contains(first.output, concat("training for ", speed.steps, " steps")));
         CHECK(contains(first.output, "bits per byte"));
+        CHECK(contains(first.output, concat("make quickstart STEPS=", 2 * speed.steps, "\n")));
         const auto calls = q.trained();
         REQUIRE(calls.size() == 2);
         CHECK(calls[0].run_dir != q.run_dir());
@@ -260,6 +260,45 @@ TEST_CASE("the quickstart picks the longest run that fits the time, and keeps it
         REQUIRE(again.size() == 1);
         CHECK(again[0].settings == calls[1].settings);
     }
+}
+
+TEST_CASE("another call lengthens the quickstart, and none shortens it", "[scripts]") {
+    const Quickstart q;
+    q.set_prepared();
+    int steps = 0;
+    for (int i = 0; i < 4; ++i) {
+        const int longer = steps + 4 * static_cast<int>(random_int(1, 300));
+        CAPTURE(steps, longer);
+        const ProgramResult run = q.run(9000, "", {{"STEPS", std::to_string(longer)}});
+        INFO(run.output);
+        REQUIRE(run.exit_code == 0);
+        CHECK(contains(run.output, concat("lengthened from ", steps, " steps to ", longer)) ==
+              (i > 0));
+        CHECK(contains(run.output, concat("make quickstart STEPS=", 2 * longer, "\n")));
+        const auto calls = q.trained();
+        REQUIRE(calls.size() == 1);
+        const Config config = load_config(calls[0].config, calls[0].settings);
+        CHECK(config.schedule.steps == longer);
+        CHECK(config.schedule.warmup_steps <= std::max(1, std::min(60, longer / 8 + 1)));
+        CHECK(config.sampling.every * 4 >= longer);
+        CHECK(config.sampling.every * 4 < longer + 4);
+        steps = longer;
+
+        // It is kept, and the same length again is no change.
+        CHECK(q.run(9000).exit_code == 0);
+        const auto kept = q.trained();
+        REQUIRE(kept.size() == 1);
+        CHECK(kept[0].steps == steps);
+    }
+    const ProgramResult shorter = q.run(9000, "", {{"STEPS", std::to_string(steps - 1)}});
+    CHECK(shorter.exit_code == 1);
+    CHECK(contains(shorter.output, concat("has ", steps, " steps")));
+    for (const char* wrong : {"0", "-1", "1e3", "ten", "07"}) {
+        const ProgramResult refused = q.run(9000, "", {{"STEPS", wrong}});
+        CHECK(refused.exit_code == 2);
+        CHECK(contains(refused.output, concat("STEPS=", wrong)));
+    }
+    CHECK(q.trained().empty());
 }
 
 TEST_CASE("the quickstart measures nothing when its length is given, or when steps fail",
