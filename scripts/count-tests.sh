@@ -1,16 +1,19 @@
 # shellcheck shell=bash disable=SC2154  # the script that sources this one sets `test`
 # What run-tests.sh and test-full.sh share: running programs whose last line is "N passed, M failed", and adding these up.
-# Lines that begin with "failed: " say which tests failed; they are repeated at the end.
+# Lines that begin with "failed: " say which tests failed; they are repeated at the end. On the way the counts of parts are shown
+# in other words, so that only the last line looks like the end.
 set -uo pipefail
 passed=0
 failed=0
 failures=()
 first_with=()
 
+as_a_part() { sed -u 's/^\([0-9]*\) passed, \([0-9]*\) failed$/part: \1 cases passed and \2 failed; it is not over yet/'; }
+
 counted() {  # counted COMMAND…: runs it and adds its counts
     local log code
     log=$(mktemp)
-    "$@" 2>&1 | tee "$log"
+    "$@" 2>&1 | tee "$log" | as_a_part
     code=${PIPESTATUS[0]}
     add_counts "$log" "$code" "$@"
 }
@@ -33,7 +36,7 @@ counted_together() {
     for i in "${!processes[@]}"; do
         wait "${processes[i]}"
         code=$?
-        cat "${logs[i]}"
+        as_a_part < "${logs[i]}"
         add_counts "${logs[i]}" $code "$test" "${@:i + 1:1}"
     done
 }

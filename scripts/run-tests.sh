@@ -5,12 +5,24 @@
 #   SIMULATED=only     runs only these
 #   SIMULATOR_CHECKS=1 looks for missing dependencies and races on the simulated GPU
 #   MEMCHECK=1         runs only the tests of kernels, under NVIDIA's compute-sanitizer
+# Every 10 s (PROGRESS_SECONDS) it says how many test cases have ended.
 # The last line that it prints is "N passed, M failed" (test cases of all these runs).
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# -gt 0 ] || { echo "usage: scripts/run-tests.sh TEST [ARGUMENTS…]" >&2; exit 2; }
 . "$(dirname "$0")/count-tests.sh"
 test=$1
 shift
+
+# The test program adds a byte to this file for each case that ends.
+TEST_PROGRESS=$(mktemp)
+export TEST_PROGRESS
+show_progress() {
+    while sleep "${PROGRESS_SECONDS:-10}" > /dev/null 2>&1; do
+        echo "$SECONDS s: $(wc -c < "$TEST_PROGRESS") test cases have ended"
+    done
+}
+show_progress &
+trap 'kill %1 2> /dev/null; rm -f "$TEST_PROGRESS"' EXIT
 
 if [ -n "${MEMCHECK:-}" ] && [ "$MEMCHECK" != 0 ]; then
     command -v compute-sanitizer > /dev/null ||

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "device/process.h"
@@ -38,6 +39,7 @@ struct Counter : Listener {
     using Listener::Listener;
     static inline unsigned long long passed = 0, failed = 0;
     static inline bool in_test = false;
+    static inline int progress = -1;  // a file that gets a byte for each test case
     static inline std::string name, failure;
     static inline std::vector<std::string> failures;
 
@@ -58,6 +60,7 @@ struct Counter : Listener {
         in_test = false;
         const Catch::Counts& counts = stats.totals.testCases;
         passed += counts.passed + counts.failedButOk;
+        if (progress >= 0 && ::write(progress, ".", 1) != 1) progress = -1;
         failed += counts.failed;
         if (counts.failed) failures.push_back(description());
     }
@@ -93,6 +96,13 @@ void close_run() {
                     static_cast<unsigned long long>(test_seed()));
     std::printf("%llu passed, %llu failed\n", Counter::passed, Counter::failed + Counter::in_test);
     std::fflush(stdout);
+}
+
+/// scripts/run-tests.sh names the file. Processes that tests start do not count.
+void open_progress() {
+    if (const char* file = std::getenv("TEST_PROGRESS"))
+        Counter::progress = ::open(file, O_WRONLY | O_APPEND | O_CLOEXEC);
+    ::unsetenv("TEST_PROGRESS");
 }
 
 /// Prints the closing line however the program ends, also by an assert or an exit(). Catch2 has
@@ -145,6 +155,7 @@ int main(int argc, char** argv) {
                 static_cast<unsigned long long>(train_gpt::test_seed()));
     std::fflush(stdout);
     train_gpt::close_run_in_any_case();
+    train_gpt::open_progress();
     const int status = Catch::Session().run(argc, argv);
     train_gpt::close_run();
     return status;

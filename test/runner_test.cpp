@@ -139,6 +139,38 @@ TEST_CASE("run-tests.sh adds up, and an end without a count or a code is a failu
     CHECK(last_line(late.output) == "7 passed, 1 failed");
 }
 
+TEST_CASE("only the last line of run-tests.sh looks like the end") {
+    for (const std::vector<std::string>& arguments : {std::vector<std::string>{}, {"[x]"}}) {
+        const ProgramResult run =
+            run_tests("echo 5 passed, 2 failed; exit 2", arguments, {{"GPUSIM", "/"}});
+        INFO(run.output);
+        const std::regex end("[0-9]+ passed, [0-9]+ failed");
+        const std::vector<std::string> lines = lines_of(run.output);
+        CHECK(std::ranges::count_if(lines, [&](const std::string& line) {
+                  return std::regex_match(line, end);
+              }) == 1);
+        CHECK(std::regex_match(lines.back(), end));
+        CHECK(contains(run.output, "part: 5 cases passed and 2 failed"));
+    }
+}
+
+TEST_CASE("run-tests.sh says how many test cases have ended while they run") {
+    const std::string script = "printf .. >> \"$TEST_PROGRESS\"; sleep 2; echo 2 passed, 0 failed";
+    const ProgramResult run = run_tests(script, {"[x]"}, {{"PROGRESS_SECONDS", "0.3"}});
+    INFO(run.output);
+    CHECK(contains(run.output, " s: 2 test cases have ended\n"));
+    CHECK(last_line(run.output) == "2 passed, 0 failed");
+
+    // The program counts its own cases, without cases of the processes that it starts.
+    const TemporaryDirectory directory;
+    write(directory / "progress", "");
+    const ProgramResult cases = run_program(
+        {this_program(), "ends by abort,what failed\\, where and why is repeated at the end"},
+        {{"TEST_PROGRESS", directory / "progress"}});
+    INFO(cases.output);
+    CHECK(read(directory / "progress").size() == 2);
+}
+
 TEST_CASE("run-tests.sh runs every case once, though some at the same time") {
     const TemporaryDirectory directory;
     const std::string calls = directory / "calls";
