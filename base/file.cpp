@@ -85,6 +85,10 @@ AtomicFile::AtomicFile(fs::path path)
     if (fs::is_directory(path_))
         throw Error(path_.string(),
                     " is a directory, but a file is to be written here; choose another name");
+    if (fs::exists(path_) && !fs::is_regular_file(path_))
+        throw Error(
+            path_.string(),
+            " is a device or a pipe, but a file is to be written here; choose another name");
     file_ = std::fopen(temporary_.c_str(), "wb");
     if (!file_) fail("cannot write", temporary_, errno);
 }

@@ -88,13 +88,12 @@ TEST_CASE("a wrong cluster file is refused in a sentence that names the key", "[
          {"gb_per_s", "more than twice"});
     says(error_after([](Json& json) { json["device"]["reached"]["products"] = 0.9; }),
          {"device.reached.half_size", "missing"});
-    says(error_after([](Json& json) {
-             json["device"]["reached"] = {{"products", 9},
-                                          {"half_size", 100},
-                                          {"attention", 0.5},
-                                          {"attention_backward", 2}};
-         }),
-         {"device.reached.products", "9", "shares of the peak"});
+    says(
+        error_after([](Json& json) {
+            json["device"]["reached"] = {
+                {"products", 9}, {"half_size", 100}, {"attention", 0.5}, {"attention_backward", 2}};
+        }),
+        {"device.reached.products", "9", "shares of the peak"});
     says(error_of([] { find_cluster("h100-dxg"); }), {"h100-dxg", "h100-dgx", "a100-80"});
 }
 

@@ -35,6 +35,8 @@ int plan_on_cluster(const CommandLine& line, Config config) {
     if (asked.search) {
         const SearchResult result = search(config, cluster, line.world);
         print(asked.json ? to_text(to_json(result)) + "\n" : to_text(result, cluster), asked.json);
+        std::fflush(stdout);
+        if (const std::string problem = problem_of(result); !problem.empty()) throw Error(problem);
         return 0;
     }
     const RunShape open = shape_on(config, cluster, line.world);
@@ -67,8 +69,12 @@ std::string time_on(const std::string& gpu, const Config& config, int world) {
     if (name.empty()) return "";
     const Cluster cluster = find_cluster(name);
     if (world > cluster.ranks_per_node && world % cluster.ranks_per_node != 0) return "";
-    const RunShape shape = choose_for(shape_on(config, cluster, world), cluster);
-    return to_text(predict(shape, cluster, {}), cluster);
+    try {
+        const RunShape shape = choose_for(shape_on(config, cluster, world), cluster);
+        return to_text(predict(shape, cluster, {}), cluster);
+    } catch (const Error& error) {
+        return concat("\nthe time of a step is not predicted: ", error.what(), "\n");
+    }
 }
 
 }  // namespace

@@ -38,15 +38,18 @@ void add_plan_command(CLI::App& app, CommandLine& line, std::string& memory) {
         ->needs(cluster);
     plan->add_flag("--json", planning.json, "Print the prediction as one JSON object")
         ->needs(cluster);
+    cluster->excludes("--picture");
     plan->add_flag("--search", planning.search,
                    "Find the ten fastest meshes, ZeRO stages, micro-batches, recompute levels and "
                    "schedules that fit")
-        ->needs(cluster);
+        ->needs(cluster)
+        ->excludes("--price");
     plan->add_option("--trace", planning.trace,
                      "Write the predicted step as a timeline for https://ui.perfetto.dev (JSON)")
         ->transform(path())
         ->type_name("FILE")
-        ->needs(cluster);
+        ->needs(cluster)
+        ->excludes("--search");
 }
 
 }  // namespace train_gpt

@@ -14,7 +14,10 @@ double Link::bandwidth_of(double bytes, int nodes) const {
     for (const BusBandwidth& entry : measured) {
         if (entry.nodes != of_nodes) continue;
         if (entry.bytes >= bytes) {
-            if (below.nodes == 0) return entry.bandwidth * bytes / entry.bytes;  // latency decides
+            // A smaller buffer takes as long, if latency decides, or latency and its share.
+            if (below.nodes == 0)
+                return std::max(entry.bandwidth * bytes / entry.bytes,
+                                bytes / (latency + bytes / entry.bandwidth));
             const double at = std::log(bytes / below.bytes) / std::log(entry.bytes / below.bytes);
             return below.bandwidth + at * (entry.bandwidth - below.bandwidth);
         }

@@ -72,7 +72,9 @@ class Section {
         }
     }
     std::string where(const std::string& key) const {
-        return concat(path_, ": \"", printable(place_ + key), "\"");
+        std::string place = place_ + key;
+        if (place.ends_with('.')) place.pop_back();
+        return place.empty() ? path_ : concat(path_, ": \"", printable(place), "\"");
     }
 
   private:
@@ -119,13 +121,23 @@ Link read_link(Section section) {
 ReachedShares read_shares(Section section) {
     constexpr const char* of_the_peak = "shares of the peak";
     ReachedShares shares;
-    shares.products = section.number("products", 0.01, 2, of_the_peak);
+    shares.products = section.number("products", 0.01, 1.5, of_the_peak);
     shares.half_size = section.number("half_size", 0, 1e4, "columns");
-    shares.attention = section.number("attention", 0.001, 2, of_the_peak);
+    shares.attention = section.number("attention", 0.001, 1.5, of_the_peak);
     shares.attention_backward =
         section.number("attention_backward", 0.5, 20, "times the forward pass");
     section.refuse_others();
     return shares;
+}
+
+const Gpu& gpu_in_file(const std::string& key, const std::string& where) {
+    try {
+        return gpu_named(key);
+    } catch (const Error&) {
+        throw Error(where, " is ", printable(key),
+                    ", which is not in the table of datasheets (training/plan/datasheet.cpp); "
+                    "name a GPU that is most like it, and give what differs in \"device\"");
+    }
 }
 
 Json json_of(const Link& link) {
@@ -149,7 +161,7 @@ Cluster read_cluster(const fs::path& path) {
     cluster.gpu = file.text("gpu");
     // What the table of datasheets knows need not be in the file.
     if (cluster.is_cuda()) {
-        const Gpu& gpu = gpu_named(cluster.gpu);
+        const Gpu& gpu = gpu_in_file(cluster.gpu, file.where("gpu"));
         cluster.architecture = gpu.architecture;
         cluster.multiprocessors = gpu.multiprocessors;
         cluster.flops_bf16 = tera * gpu.teraflops;
@@ -165,6 +177,13 @@ Cluster read_cluster(const fs::path& path) {
     tflops(cluster.flops_fp32, "fp32_tflops", !known);
     tflops(cluster.flops_bf16, "bf16_tflops", false);
     tflops(cluster.flops_fp8, "fp8_tflops", false);
+    const auto in_order = [&](double less, const char* of_less, double more, const char* of_more) {
+        if (known && less > 0 && more > 0 && less > more)
+            throw Error(device.where(of_more), " is ", more / tera, ", less than ", of_less, ", ",
+                        less / tera, "; correct one of the two");
+    };
+    in_order(cluster.flops_fp32, "fp32_tflops", cluster.flops_bf16, "bf16_tflops");
+    in_order(cluster.flops_bf16, "bf16_tflops", cluster.flops_fp8, "fp8_tflops");
     if (device.has("multiprocessors") || !known)
         cluster.multiprocessors = device.count("multiprocessors", 1, 1 << 16);
     if (device.has("memory_gib") || !known)

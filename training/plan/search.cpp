@@ -12,6 +12,9 @@ namespace train_gpt {
 
 namespace {
 
+constexpr const char* too_little_memory =
+    "weights, gradients, optimizer and activations need more memory";
+
 /// Seconds of a step with these passes, whose schedule is replaced. With many micro-batches, the
 /// time grows evenly with their number: it is taken from two shorter steps.
 double seconds_of(StepWork& work, const PipelineShape& pipeline) {
@@ -97,7 +100,7 @@ class Search {
         for (int zero = 1; zero <= 3; ++zero) {
             if (data * p.context == 1 && zero > 1) break;  // the same
             std::optional<StepWork> work;
-            for (int B = 1; B <= 16; B *= 2) {
+            for (int B = 1; B <= 64; B *= 2) {
                 Config with = config;
                 with.batch.micro_batch = B;
                 with.parallel.zero = zero;
@@ -105,7 +108,7 @@ class Search {
                     refuse(why);
                     break;
                 }
-                add(with, Recompute::none, work);
+                if (!add(with, Recompute::none, work)) break;
             }
         }
     }
@@ -115,9 +118,10 @@ class Search {
         const auto& p = config.parallel;
         const int64_t tokens = int64_t{config.batch.micro_batch} * config.sequence_length(),
                       all = config.batch.tokens_per_step / tokens;
-        if (config.batch.tokens_per_step % tokens != 0 || all % data != 0 || all < data)
+        if (config.batch.tokens_per_step % tokens != 0 || all < data)
             return "the step has no whole micro-batches for each data-parallel rank";
-        if (p.schedule == PipelineKind::interleaved && all / data % p.pipeline != 0)
+        if (p.schedule == PipelineKind::interleaved &&
+            (all % data != 0 || all / data % p.pipeline != 0))
             return "interleaved stages need a multiple of parallel.pipeline micro-batches";
         if (tokens / p.context % p.tensor != 0)
             return "tensor-parallel ranks cannot share the rows";
@@ -126,13 +130,16 @@ class Search {
     }
 
     /// work: of this mesh, schedule and stage of ZeRO with another micro-batch; made if it is empty.
-    void add(const Config& config, Recompute level, std::optional<StepWork>& work) {
+    /// Returns whether it may fit.
+    bool add(const Config& config, Recompute level, std::optional<StepWork>& work) {
         RunShape shape(config, shape_.spec, shape_.dtype, level, shape_.mesh.world());
         const auto available = static_cast<double>(result_.memory_available);
         for (const Recompute next : {Recompute::elementwise, Recompute::block})
             if (next > shape.recompute && least_memory(shape) > available) shape.recompute = next;
-        if (least_memory(shape) > available)
-            return refuse("weights, gradients, optimizer and activations need more memory");
+        if (least_memory(shape) > available) {
+            refuse(too_little_memory);
+            return false;
+        }
         if (work)
             time_passes(*work, shape, cluster_, work_options_);
         else
@@ -140,6 +147,7 @@ class Search {
         const double seconds = seconds_of(*work, pipeline_shape(shape));
         ++result_.simulated;
         waiting_.push({std::move(shape), seconds});
+        return true;
     }
 
     /// Less than a rank's bytes of weights, masters, moments and sums of gradients, and of the
@@ -154,8 +162,11 @@ class Search {
             held * (12 / split + (zero >= 2 ? 4 / split : 4) + (zero >= 3 ? 2 / split : 2));
         const LayerSpec layer = shape_.spec.layer(0);
         double widths = layer.n_embd;
-        if (shape.recompute != Recompute::block && !layer.experts)
-            widths += layer.qkv_width() + layer.attention_width() + layer.up_width();
+        if (shape.recompute != Recompute::block) {
+            widths += layer.qkv_width() + layer.attention_width();
+            widths += layer.experts ? 2.0 * layer.experts.n_expert_per_token * layer.experts.n_ff
+                                    : layer.up_width();
+        }
         const double tokens = double{1} * shape.config.batch.micro_batch *
                               shape.config.sequence_length() / (mesh.size(Axis::context) * t),
                      in_flight = std::min(1.0, double{1} * pipeline_shape(shape).micro_batches / p);
@@ -204,6 +215,10 @@ class Search {
                                                              : Recompute::block,
                 work);
         }
+        // seconds_of() may be a per cent off.
+        for (Candidate& way : result_.best)
+            way.step_seconds = simulate(step_work(way.shape, cluster_, work_options_)).seconds;
+        std::ranges::stable_sort(result_.best, {}, &Candidate::step_seconds);
     }
 
     struct Slower {
@@ -278,13 +293,24 @@ std::string to_text(const SearchResult& result, const Cluster& cluster) {
     std::string text = concat("\nthe fastest ways to divide a step on ", cluster.name, ", of ",
                               result.simulated, " that were simulated; each rank has ",
                               format_bytes(result.memory_available), "\n", table(result.best));
-    if (result.best.empty()) text += "  none fits; use more ranks or GPUs with more memory\n";
     if (!result.fuller.empty())
         text += "\nthese would be faster, but need more memory\n" + table(result.fuller);
     text += "\nothers were left out\n";
     for (const auto& [why, count] : result.refused)
         text += formatted("  %6d   ", count) + why + "\n";
     return text;
+}
+
+std::string problem_of(const SearchResult& result) {
+    if (!result.best.empty()) return "";
+    const auto is_memory = [](const auto& why) { return why.first == too_little_memory; };
+    if (!result.fuller.empty() || std::ranges::any_of(result.refused, is_memory))
+        return "no way to divide a step fits into memory; use more ranks, or GPUs with more memory";
+    const auto most =
+        std::ranges::max_element(result.refused, {}, [](const auto& why) { return why.second; });
+    return concat("no way to divide a step is possible: ",
+                  most == result.refused.end() ? "none was found" : most->first,
+                  "; change --world or batch.tokens_per_step");
 }
 
 Json to_json(const SearchResult& result) {

@@ -32,13 +32,15 @@ struct SearchResult {
 ///   pipeline    1, 2, 4, … up to 32, and of these at most the number of layers; 1F1B, interleaved
 ///               with 2, 4, … stages a rank, zero-bubble
 ///   ZeRO        1, 2 and 3
-///   micro-batch 1, 2, 4, … up to 16 sequences that divide the step
+///   micro-batch 1, 2, 4, … up to 64 sequences that divide the step
 ///   recompute   none, elementwise, block
 ///
 /// All that can be are simulated; then memory is counted from the fastest on until enough fit.
 SearchResult search(const Config& config, const Cluster& cluster, int world, size_t most = 10);
 
 std::string to_text(const SearchResult& result, const Cluster& cluster);
+/// Why there is no way, if there is none, and what helps.
+std::string problem_of(const SearchResult& result);
 Json to_json(const SearchResult& result);
 
 }  // namespace train_gpt

@@ -120,16 +120,23 @@ class StepSimulation {
                                action.work == PipelineWork::backward_weights,
                    last = static_cast<size_t>(action.micro_batch) + 1 == m_;
         Rank& rank = ranks_[r];
+        const bool gathers = work_.gathers_each && action.work != PipelineWork::backward_weights;
+        const auto unit_at = [&](size_t i) { return forward ? i : units.size() - 1 - i; };
+        const auto gather = [&](size_t i, double at) {
+            const size_t u = unit_at(i);
+            return exchange(rank, Kind::gather, before + static_cast<int>(u), at, units[u].gather);
+        };
+        double next_there = gathers ? gather(0, rank.unit_start) : 0;
         for (size_t i = 0; i < units.size(); ++i) {
-            const size_t u = forward ? i : units.size() - 1 - i;
+            const size_t u = unit_at(i);
             const UnitWork& unit = units[u];
             const int number = before + static_cast<int>(u);
-            double ready = rank.gathered[stage][u];
-            if (work_.gathers_each && action.work != PipelineWork::backward_weights)
-                ready = exchange(rank, Kind::gather, number, rank.unit_start, unit.gather);
+            const double ready = gathers ? next_there : rank.gathered[stage][u];
             const double start = std::max(rank.time, ready);
             keep(rank, Kind::wait, number, rank.time, start);
             rank.unit_start = start;
+            // The next unit's weights come while this one computes.
+            if (gathers && i + 1 < units.size()) next_there = gather(i + 1, start);
             const double alone = seconds(unit, action.work),
                          beside = std::clamp(rank.exchanges_end - start, 0.0, alone);
             rank.time = start + alone + work_.beside_exchanges * beside;
@@ -184,8 +191,16 @@ class StepSimulation {
         step.bubble = step.seconds > 0 ? (waited + trailing()) /
                                              (step.seconds * static_cast<double>(ranks_.size()))
                                        : 0;
+        double last = 0;
+        for (const Rank& rank : ranks_) last = std::max(last, rank.time);
+        for (const Rank& rank : ranks_)
+            step.waited.push_back(work_.factor * (rank.waited + last - rank.time));
         step.seconds *= work_.factor;
-        for (Rank& rank : ranks_) step.spans.push_back(std::move(rank.spans));
+        for (Rank& rank : ranks_) {
+            for (SimulatedSpan& span : rank.spans)
+                span.begin *= work_.factor, span.end *= work_.factor;
+            step.spans.push_back(std::move(rank.spans));
+        }
         return step;
     }
 

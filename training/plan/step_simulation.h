@@ -32,6 +32,7 @@ struct SimulatedSpan {
 struct SimulatedStep {
     double seconds = 0;
     double bubble = 0;  // share of all pipeline ranks' time in which they wait for messages
+    std::vector<double> waited;  // seconds of each pipeline rank that `bubble` counts
     std::vector<std::vector<SimulatedSpan>> spans;  // of each pipeline rank, if they are kept
 };
 
