@@ -56,7 +56,7 @@ B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
 DIRECTORIES := base device tokenizer dataloader dataloader/parquet kernels kernels/attention kernels/experts kernels/linear kernels/muon model model/families parallel \
-    $(addprefix parallel/,axes launch net pipeline state watchdog) training $(addprefix training/,commands config evaluations files plan report supervise sweep watch)
+    $(addprefix parallel/,axes launch net pipeline state watchdog) training $(addprefix training/,commands config evaluations files look plan report supervise sweep watch)
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Files without a kernel are compiled without nvcc, which reads every header once per architecture and twice more.
@@ -242,9 +242,15 @@ $(PAGE_FILES): $(addprefix training/report/page.,html css js)
 	@mkdir -p $(@D)
 	@for kind in html css js; do printf 'namespace train_gpt { constexpr const char* page_%s = R"page(' $$kind && \
 	    cat training/report/page.$$kind && printf ')page"; }\n' || exit; done > $@
-PAGES := training/report/page training/sweep/page
+LOOK_FILES := $(O)/training/look/look_files.h
+$(LOOK_FILES): $(addprefix training/look/look.,html css js)
+	@mkdir -p $(@D)
+	@for kind in html css js; do printf 'namespace train_gpt { constexpr const char* look_%s = R"page(' $$kind && \
+	    cat training/look/look.$$kind && printf ')page"; }\n' || exit; done > $@
+PAGES := training/report/page training/sweep/page training/look/page
 $(PAGES:%=$(O)/%.o): private CPPFLAGS += -I$(O)
 $(PAGES:%=$(O)/%.o) $(PAGES:%=lint/%.cpp): $(PAGE_FILES)
+$(O)/training/look/page.o lint/training/look/page.cpp: $(LOOK_FILES)
 MPI_OBJECTS := $(addprefix $(O)/parallel/,launch/membership_mpi.o links_mpi.o)
 $(MPI_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_MPI)),$(MPI_INCLUDES))
 $(MPI_OBJECTS): $(B)/mpi

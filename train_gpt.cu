@@ -331,6 +331,8 @@ int run(const CommandLine& line) {
             return commands::plan(line);
         case Command::sample:
             return commands::sample(line);
+        case Command::look:
+            return commands::look(line);
         case Command::eval:
             return commands::eval(line);
         case Command::selfcheck:

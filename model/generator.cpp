@@ -92,13 +92,28 @@ void Generator::feed(Stream& stream, std::span<const int32_t> tokens) {
     stream.synchronize();
 }
 
-Tensor Generator::take(Stream& stream, std::span<const int32_t> tokens) {
+void Generator::watch(Stream& stream, std::span<const int32_t> tokens, const Watcher& watcher) {
+    const Tensor normed = final_norm_.row_range(0, 1);
+    while (!tokens.empty()) {
+        const size_t n = std::min(tokens.size(), static_cast<size_t>(chunk_));
+        const Tensor x = take(stream, tokens.first(n), &watcher);
+        for (int64_t row = 0; row < static_cast<int64_t>(n); ++row) {
+            final_norm(stream, x.row_range(row, 1), normed);
+            compute_logits(stream, normed);
+            stream.synchronize();
+            watcher.logits(logits());
+        }
+        tokens = tokens.subspan(n);
+    }
+}
+
+Tensor Generator::take(Stream& stream, std::span<const int32_t> tokens, const Watcher* watcher) {
     assert(!tokens.empty() && position_ + static_cast<int>(tokens.size()) <= spec_.n_ctx);
     Tensor x;
     while (!tokens.empty()) {
         const size_t n = std::min(tokens.size(), static_cast<size_t>(chunk_));
         const Segment segment{.rows = static_cast<int>(n), .position = position_};
-        x = compute(stream, tokens.first(n), {&segment, 1});
+        x = compute(stream, tokens.first(n), {&segment, 1}, watcher);
         position_ += segment.rows;
         tokens = tokens.subspan(n);
     }
@@ -213,7 +228,7 @@ void Generator::attend(Stream& stream, int layer, const Block& block,
 }
 
 Tensor Generator::compute(Stream& stream, std::span<const int32_t> tokens,
-                          std::span<const Segment> segments) {
+                          std::span<const Segment> segments, const Watcher* watcher) {
     const int T = static_cast<int>(tokens.size());
     Tensor x = activations_.x.row_range(0, T), out = x_next_.row_range(0, T);
 
@@ -265,6 +280,7 @@ Tensor Generator::compute(Stream& stream, std::span<const int32_t> tokens,
                           }}};
         block_forward(stream, block, out,
                       [&](Stream& s, const Block& of) { attend(s, l, of, segments); });
+        if (watcher) watcher->block(stream, l, block, out);
         std::swap(x, out);
     }
     return x;

@@ -1,6 +1,7 @@
 // A TokenGenerator that caches the keys and values of all earlier tokens.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -37,6 +38,16 @@ class Generator final : public TokenGenerator {
     }
     /// Appends at least one token, as feed() does, without logits.
     void prefill(Stream& stream, std::span<const int32_t> tokens) { take(stream, tokens); }
+    /// Who sees what is computed of tokens that follow each other.
+    struct Watcher {
+        /// After each block, with its activations of the tokens and its output [tokens, C]. q and k
+        /// are in `qkv`, normalised and rotated. The memory is theirs during the call alone.
+        std::function<void(Stream&, int layer, const Block&, Tensor out)> block;
+        /// With the logits after each token, in the order of the tokens.
+        std::function<void(std::span<const float>)> logits;
+    };
+    /// Appends at least one token, as feed() does, and shows what is computed.
+    void watch(Stream& stream, std::span<const int32_t> tokens, const Watcher& watcher);
     /// Whether a token was what the model expected.
     struct Score {
         float nats = 0;  // −log p of the token
@@ -71,10 +82,10 @@ class Generator final : public TokenGenerator {
     };
     void attend(Stream& stream, int layer, const Block& block, std::span<const Segment> segments);
     /// Appends tokens. Returns the activations of the last chunk after the last block.
-    Tensor take(Stream& stream, std::span<const int32_t> tokens);
+    Tensor take(Stream& stream, std::span<const int32_t> tokens, const Watcher* watcher = nullptr);
     /// Computes a chunk of tokens. Returns the activations after the last block.
     Tensor compute(Stream& stream, std::span<const int32_t> tokens,
-                   std::span<const Segment> segments);
+                   std::span<const Segment> segments, const Watcher* watcher = nullptr);
     /// out = the final norm of x.
     void final_norm(Stream& stream, Tensor x, Tensor out);
     void compute_logits(Stream& stream, Tensor normed);

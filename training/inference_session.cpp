@@ -7,6 +7,7 @@
 #include "training/config/layout.h"
 #include "training/evaluations/task_evaluation.h"
 #include "training/files/checkpoint.h"
+#include "training/look/inside.h"
 #include "training/plan/memory_plan.h"
 
 namespace train_gpt {
@@ -69,7 +70,9 @@ void InferenceSession::build(Arena& arena, For use) {
     if (use != For::evaluation)
         generator_ = std::make_unique<Generator>(
             spec_, registry, *parameters_, arena,
-            use == For::sampling ? Generator::Options() : scoring_generator(sequence_length_));
+            use == For::sampling  ? Generator::Options()
+            : use == For::looking ? Generator::Options{.context = most_look_tokens}
+                                  : scoring_generator(sequence_length_));
     if (generator_)
         stream_.scratch_bytes = std::max(stream_.scratch_bytes, generator_->scratch_bytes(stream_));
     stream_.scratch = arena.take(stream_.scratch_bytes, Purpose::workspaces);

@@ -1,4 +1,4 @@
-// A trained model opened for `sample` and `eval`: its weights, tokenizer and memory.
+// A trained model opened for `sample`, `look` and `eval`: its weights, tokenizer and memory.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -16,7 +16,7 @@ namespace train_gpt {
 
 class InferenceSession {
   public:
-    enum class For { sampling, evaluation, tasks, evaluation_and_tasks };
+    enum class For { sampling, looking, evaluation, tasks, evaluation_and_tasks };
 
     /// path: a checkpoint, a run's folder, or a Hugging Face model folder. dtype: "fp32", "bf16" or
     /// "auto". "auto" takes the dtype of the files, in which a run writes its own dtype. If the

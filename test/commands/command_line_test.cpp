@@ -12,7 +12,8 @@ TEST_CASE("every command explains itself, and the version names build, libraries
         {"tokenize", "--train-vocab"},  {"train", "--stop-at"},    {"plan", "--world"},
         {"sample", "--top-p"},          {"eval", "--hellaswag"},   {"config", "--schema"},
         {"selfcheck", "--tolerance"},   {"verify", "CHECKPOINT"},  {"import", "--tokenizer"},
-        {"export", "--max-shard-size"}, {"report", "--tolerance"}, {"replay", "--to"}};
+        {"export", "--max-shard-size"}, {"report", "--tolerance"}, {"replay", "--to"},
+        {"look", "--prompt-file"}};
     for (const auto& [command, option] : options) {
         const Outcome help = check_succeeds(train_gpt_with({command, "--help"}));
         CHECK(contains(help.out, option));

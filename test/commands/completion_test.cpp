@@ -57,9 +57,9 @@ std::vector<std::string> options_of(const std::string& command) {
     return options;
 }
 
-const Arguments commands{"tokenize", "train",  "sweep",  "supervise", "plan",
-                         "sample",   "eval",   "import", "export",    "selfcheck",
-                         "verify",   "report", "replay", "config"};
+const Arguments commands{"tokenize",  "train",  "sweep",  "supervise", "plan",
+                         "sample",    "look",   "eval",   "import",    "export",
+                         "selfcheck", "verify", "report", "replay",    "config"};
 
 }  // namespace
 

@@ -196,7 +196,7 @@ TEST_CASE("a key that is typed as an option is answered with --set", "[cli]") {
 }
 
 TEST_CASE("no help speaks of GPT-2 alone where five families work", "[cli]") {
-    for (const char* command : {"", "tokenize", "train", "plan", "sample", "eval", "import",
+    for (const char* command : {"", "tokenize", "train", "plan", "sample", "look", "eval", "import",
                                 "export", "selfcheck", "verify", "report", "replay", "config"}) {
         Arguments help{command, "--help"};
         if (help.front().empty()) help.erase(help.begin());

@@ -28,6 +28,7 @@ struct CommandLine {
         supervise,
         plan,
         sample,
+        look,
         eval,
         import_,
         export_,
@@ -78,7 +79,10 @@ struct CommandLine {
     // tokenize
     PrepareOptions prepare;
 
-    // sample, eval
+    // look
+    std::string page = "look.html";  // the file to write
+
+    // sample, look, eval
     std::string checkpoint, hellaswag, device = "auto", dtype = "auto";
     std::optional<std::string> prompt;
     std::string prompt_file;  // "-": standard input

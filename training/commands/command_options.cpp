@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "training/commands/look_options.h"
 #include "training/commands/plan_options.h"
 #include "training/commands/shared_options.h"
 #include "training/commands/supervise_options.h"
@@ -147,16 +148,9 @@ void add_sweep_command(CLI::App& app, CommandLine& line) {
 void add_sample_command(CLI::App& app, CommandLine& line) {
     CLI::App* sample = app.add_subcommand("sample", "Generate text with a trained model");
     add_checkpoint(sample, line);
-    auto* prompt = sample->add_option("--prompt", line.prompt,
-                                      "Text to continue; empty: start a document. Without this "
-                                      "option: on a terminal, asks for prompts; elsewhere empty");
-    sample
-        ->add_option("--prompt-file", line.prompt_file,
-                     "File with the text to continue, without the line break at its end; -: "
-                     "standard input")
-        ->transform(path())
-        ->type_name("FILE")
-        ->excludes(prompt);
+    add_prompt(sample, line,
+               "Text to continue; empty: start a document. Without this option: on a terminal, "
+               "asks for prompts; elsewhere empty");
     sample->add_option("--max-tokens", line.sampling.max_tokens, "Most tokens to generate")
         ->check(CLI::Range(1, 1 << 24))
         ->capture_default_str();
@@ -429,6 +423,7 @@ void add_commands(CLI::App& app, CommandLine& line, OptionWords& words) {
     add_supervise_command(app, line);
     add_plan_command(app, line, words.gpu_memory);
     add_sample_command(app, line);
+    add_look_command(app, line);
     add_eval_command(app, line);
     add_import_command(app, line);
     add_export_command(app, line, words.exporting);

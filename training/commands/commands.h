@@ -17,6 +17,9 @@ int plan(const CommandLine& line);
 /// Prints texts that a trained model generates.
 int sample(const CommandLine& line);
 
+/// Writes a page about what a trained model computes of a text.
+int look(const CommandLine& line);
+
 /// Prints the validation loss and HellaSwag accuracy of a trained model.
 int eval(const CommandLine& line);
 

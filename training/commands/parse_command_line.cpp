@@ -60,11 +60,14 @@ void require_comparable(const ReportOptions& report) {
 }
 
 constexpr std::pair<const char*, Command> commands[] = {
-    {"tokenize", Command::tokenize},   {"train", Command::train},    {"sweep", Command::sweep},
-    {"supervise", Command::supervise}, {"plan", Command::plan},      {"sample", Command::sample},
-    {"eval", Command::eval},           {"import", Command::import_}, {"export", Command::export_},
-    {"selfcheck", Command::selfcheck}, {"verify", Command::verify},  {"report", Command::report},
-    {"replay", Command::replay},       {"config", Command::config},
+    {"tokenize", Command::tokenize},   {"train", Command::train},
+    {"sweep", Command::sweep},         {"supervise", Command::supervise},
+    {"plan", Command::plan},           {"sample", Command::sample},
+    {"look", Command::look},           {"eval", Command::eval},
+    {"import", Command::import_},      {"export", Command::export_},
+    {"selfcheck", Command::selfcheck}, {"verify", Command::verify},
+    {"report", Command::report},       {"replay", Command::replay},
+    {"config", Command::config},
 };
 
 }  // namespace

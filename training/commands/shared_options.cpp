@@ -97,4 +97,13 @@ void add_checkpoint(CLI::App* app, CommandLine& line) {
         ->capture_default_str();
 }
 
+void add_prompt(CLI::App* app, CommandLine& line, const std::string& description) {
+    auto* prompt = app->add_option("--prompt", line.prompt, description);
+    app->add_option("--prompt-file", line.prompt_file,
+                    "File with that text, without the line break at its end; -: standard input")
+        ->transform(path())
+        ->type_name("FILE")
+        ->excludes(prompt);
+}
+
 }  // namespace train_gpt

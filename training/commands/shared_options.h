@@ -28,5 +28,7 @@ CLI::Option* add_out(CLI::App* app, std::string& out);
 void add_checkpoint_argument(CLI::App* app, std::string& checkpoint);
 /// The same with --device and --dtype.
 void add_checkpoint(CLI::App* app, CommandLine& line);
+/// --prompt, with its description, and --prompt-file, of `sample` and `look`.
+void add_prompt(CLI::App* app, CommandLine& line, const std::string& description);
 
 }  // namespace train_gpt

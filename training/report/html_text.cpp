@@ -34,6 +34,29 @@ std::string html(std::string_view text) {
     return safe;
 }
 
+std::string script_safe(std::string_view json) {
+    // "<" occurs in strings alone; there "</script>" would end the element.
+    std::string safe;
+    safe.reserve(json.size());
+    for (const char c : json)
+        if (c == '<')
+            safe += "\\u003c";
+        else
+            safe += c;
+    return safe;
+}
+
+std::string filled_page(std::string_view page, const std::map<std::string, std::string>& texts) {
+    std::string text;
+    for (size_t at; (at = page.find("{{")) != std::string_view::npos;) {
+        const size_t end = page.find("}}", at);
+        text += page.substr(0, at);
+        text += texts.at(std::string(page.substr(at + 2, end - at - 2)));
+        page.remove_prefix(end + 2);
+    }
+    return text + std::string(page);
+}
+
 std::string shortened(std::string text, size_t most) {
     if (text.size() <= most) return text;
     text.resize(most);
@@ -81,7 +104,8 @@ std::string swatch(size_t run, bool several) {
 
 std::string table_of_facts(const std::vector<RecordedRun>& runs,
                            const std::vector<std::vector<Fact>>& facts) {
-    std::string text = "<div class=\"wide\"><table class=\"facts\">";
+    std::string text =
+        concat("<div class=\"wide\"><table class=\"facts", runs.size() == 1 ? " one" : "", "\">");
     if (runs.size() > 1) {
         text += "<thead><tr><th></th>";
         for (size_t r = 0; r < runs.size(); ++r)
@@ -93,8 +117,9 @@ std::string table_of_facts(const std::vector<RecordedRun>& runs,
         if (std::ranges::all_of(facts, [&](const auto& of) { return of[f].value.empty(); }))
             continue;
         text += "<tr><th scope=\"row\">" + facts[0][f].name + "</th>";
-        for (const auto& of_run : facts)
-            text += "<td>" + (of_run[f].value.empty() ? "–" : of_run[f].value) + "</td>";
+        for (size_t r = 0; r < facts.size(); ++r)
+            text += (runs.size() > 1 ? "<td data-run=\"" + html(runs[r].name()) + "\">" : "<td>") +
+                    (facts[r][f].value.empty() ? "–" : facts[r][f].value) + "</td>";
         text += "</tr>\n";
     }
     return text + "</tbody></table></div>\n";

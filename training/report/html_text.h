@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,12 @@ namespace train_gpt {
 
 /// A text as HTML: markup is escaped, and everything that printable() escapes.
 std::string html(std::string_view text);
+
+/// JSON that is safe inside a <script> element, whatever its strings are.
+std::string script_safe(std::string_view json);
+
+/// A page's template, in which each {{NAME}} is replaced by its text.
+std::string filled_page(std::string_view page, const std::map<std::string, std::string>& texts);
 
 /// The first `most` bytes of a text that is longer, up to a whole character, and " …".
 std::string shortened(std::string text, size_t most);
