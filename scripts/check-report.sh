@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Opens reports in a browser (Chromium, headless): no script fails, the drawn points are those of metrics.jsonl, and pointing, zooming
-# and the switches work (scripts/check_report.py). Writes screenshots (light, dark, on a phone) and a PDF to build/report/.
+# and the switches work (scripts/check_report.py). The same for the pages of `train_gpt look` (scripts/check_look.py). Writes
+# screenshots (light, dark, on a phone) and a PDF to build/report/.
 # `make test-full` calls it.
 #   usage: scripts/check-report.sh [RUN…]     folders of runs to photograph; default: runs that the script makes up
 #   TRAIN_GPT=program     default: build/train_gpt
@@ -16,4 +17,9 @@ browser=${CHROMIUM:-$(command -v chromium chromium-browser google-chrome | head 
 command -v python3 > /dev/null || skip "there is no python3"
 "$browser" --headless --no-sandbox --disable-gpu --dump-dom about:blank 2> /dev/null | grep -q '<html' ||
     skip "$browser does not start here"
-exec python3 scripts/check_report.py "${TRAIN_GPT:-build/train_gpt}" "$browser" build/report "$@"
+program=${TRAIN_GPT:-build/train_gpt}
+[ $# = 0 ] || exec python3 scripts/check_report.py "$program" "$browser" build/report "$@"
+. scripts/count-tests.sh
+counted python3 scripts/check_report.py "$program" "$browser" build/report
+counted python3 scripts/check_look.py "$program" "$browser" build/report/look
+finish

@@ -142,6 +142,21 @@ for (const slider of document.querySelectorAll('.time input')) {
             cells: [...map.querySelectorAll('path')].map(path => [+path.dataset.level, path.getAttribute('d')])});
     }
 }
+seen.unit = document.querySelector('[data-axis=hours]').textContent;
+const page = document.documentElement.clientWidth;
+seen.outside = [...document.querySelectorAll('svg text')].filter(text => {
+    const box = text.getBoundingClientRect();
+    return box.width && (box.left < -0.5 || box.right > page + 0.5);
+}).map(text => text.textContent);
+seen.logarithmic = [...document.querySelectorAll('svg[data-log="1"]')]
+    .every(plot => plot.querySelector('.unit').textContent.includes('logarithmic'));
+const inner = document.getElementById('first').clientWidth;
+seen.tables = [...document.querySelectorAll('table.facts')].filter(table => table.offsetWidth)
+    .map(table => table.offsetWidth / inner);
+seen.limits = [...document.querySelectorAll('path[data-limit]')].filter(line =>
+    line.closest('svg').dataset.plot === 'speed').map(line => line.dataset.limit);
+seen.raw = [...document.querySelectorAll('#configuration td')].filter(cell => cell.textContent === 'auto')
+    .map(cell => cell.parentElement.textContent);
 seen.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
 seen.errors = window.errorsSeen;
 const node = document.createElement('pre');
@@ -295,8 +310,16 @@ def check_page(browser, folder, name, folders, program):
     check(all(abs(a - b) < 0.01 * (last - first) for range_ in seen["zoomedAll"] for a, b in zip(range_, quarter)), f"{name}: dragging zooms all plots")
     check(seen["reset"] == seen["domain"] == seen["step"], f"{name}: the whole run comes back")
     check(seen["tokens"][1] == 16384 * seen["step"][1], f"{name}: tokens are steps times tokens of a step")
-    hours = max(json.loads(open(f / "metrics.jsonl").read().splitlines()[-1])["seconds"] for f in folders) / 3600
-    check(abs(seen["hours"][1] / hours - 1) < 1e-4, f"{name}: hours are those of metrics.jsonl")
+    seconds = max(json.loads(open(f / "metrics.jsonl").read().splitlines()[-1])["seconds"] for f in folders)
+    unit = "minutes" if seconds < 3 * 3600 else "hours"
+    check(seen["unit"] == unit, f"{name}: the axis of time is in {unit}: {seen['unit']}")
+    time = seconds / (60 if unit == "minutes" else 3600)
+    check(abs(seen["hours"][1] / time - 1) < 1e-4, f"{name}: {unit} are those of metrics.jsonl")
+    check(seen["outside"] == [], f"{name}: no label leaves the page: {seen['outside'][:3]}")
+    check(seen["logarithmic"], f"{name}: logarithmic axes say so")
+    check(min(seen["tables"]) > 0.97, f"{name}: tables use the page's width: {seen['tables']}")
+    check(len(seen["limits"]) == len(folders), f"{name}: each run has one limit: {seen['limits']}")
+    check(not seen["raw"], f"{name}: no setting is a bare auto: {seen['raw'][:3]}")
     if len(folders) > 1:
         check(seen["buttons"] == len(folders) and seen["hidden"] and seen["back"], f"{name}: runs can be hidden and shown")
     check_points(name, drawing, folders)
@@ -304,6 +327,86 @@ def check_page(browser, folder, name, folders, program):
     without = Drawing(re.sub(r"<script.*?</script>", "", text, flags=re.S))
     check(not without.plots and "<svg" in text, f"{name}: the loss is drawn without a script too")
     photograph(browser, folder, page)
+
+
+# What a window of some size shows of a page, without using it.
+LOOK = """
+<script>
+(() => {
+const plot = document.querySelector('svg[data-plot=loss]'), box = plot.getBoundingClientRect();
+const seen = {top: box.top, bottom: box.bottom, domain: plot.dataset.domain.split(' ').map(Number),
+    unit: plot.querySelector('.unit').textContent, above: +plot.dataset.top,
+    thin: +getComputedStyle(document.querySelector('.line.thin')).opacity,
+    names: [...document.querySelectorAll('#runs button')].map(button => button.textContent),
+    width: document.documentElement.clientWidth, wide: document.documentElement.scrollWidth,
+    cut: [...document.querySelectorAll('table.facts')].filter(table => table.offsetWidth &&
+        table.parentElement.scrollWidth > table.parentElement.clientWidth).length,
+    right: Math.max(...[...document.querySelectorAll('table.facts td')]
+        .map(cell => cell.getBoundingClientRect().right)),
+    marks: [...document.querySelectorAll('svg[data-plot=loss] .mark-text')].map(text => {
+        const mark = text.getBoundingClientRect();
+        return mark.right <= document.documentElement.clientWidth && mark.left >= 0;
+    })};
+const node = document.createElement('pre');
+node.id = 'seen';
+node.textContent = JSON.stringify(seen);
+(window.parent === window ? document : window.parent.document).body.append(node);
+})();
+</script>
+"""
+
+
+def look(browser, folder, name, text, *options, phone=False):
+    """What a window shows of a page's text; phone: 390 pixels wide."""
+    text = text.replace("</body>", LOOK + "</body>", 1)
+    if phone:
+        text = ('<body style="margin:0"><iframe style="width:390px;height:3000px;border:0" srcdoc="'
+                + html.escape(text) + '"></iframe>')
+    page = folder / f"{name}-looked-at.html"
+    page.write_text(text)
+    dom, _ = browser.run(page, *options, "--dump-dom")
+    page.unlink()
+    return json.loads(Drawing(dom).seen or "{}")
+
+
+def check_windows(browser, folder, program, runs):
+    """What pages look like in windows of several sizes, and with extraordinary runs."""
+    short, other = runs
+    twins = [make_run(folder / "runs" / parent / "story", 300, 7 + i, ("web",))
+             for i, parent in enumerate(("first", "second"))]
+    spiky = make_run(folder / "runs" / "spiky", 3000, 5)
+    lines = (spiky / "metrics.jsonl").read_text().splitlines()
+    for at in (1000, 1001, 2200):
+        line = json.loads(lines[at])
+        if "loss" in line:
+            lines[at] = json.dumps(dict(line, loss=1e7))
+    (spiky / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+    def page(*folders):
+        out = folder / "window.html"
+        subprocess.run([program, "report", *map(str, folders), "--out", str(out)],
+                       capture_output=True, check=True)
+        return out.read_text()
+
+    for what, folders in ("a run", [short]), ("a long one", [other]), ("two runs", twins):
+        seen = look(browser, folder, "laptop", page(*folders), "--window-size=1366,768")
+        check(seen and 0 < seen["top"] and seen["bottom"] <= 768,
+              f"the loss of {what} is seen on 1366 x 768: {seen}")
+        check(seen and all(seen["marks"]), f"marks of {what} are inside: {seen}")
+        seen = look(browser, folder, "phone", page(*folders), phone=True)
+        check(seen and seen["width"] == seen["wide"] == 390, f"{what} fits on a phone: {seen}")
+        check(seen and seen["cut"] == 0 and seen["right"] <= 390,
+              f"no value of {what} is cut on a phone: {seen}")
+    seen = look(browser, folder, "twins", page(*twins), "--window-size=1366,768")
+    check(len(seen["names"]) == 2 and len(set(seen["names"])) == 2,
+          f"runs with equal names are told apart: {seen['names']}")
+    seen = look(browser, folder, "spiky", page(spiky), "--window-size=1366,768")
+    check(seen["domain"][3] < 20 and seen["above"] > 9e6 and "higher" in seen["unit"],
+          f"losses of 10^7 do not flatten the rest: {seen}")
+    dark = ("--window-size=1366,768", "--blink-settings=preferredColorScheme=0")
+    seen = look(browser, folder, "dark", page(short), *dark)
+    check(seen["thin"] >= 0.6, f"thin lines are seen in dark mode: {seen['thin']}")
+    (folder / "window.html").unlink()
 
 
 def photograph(browser, folder, page):
@@ -348,6 +451,7 @@ def main():
         other = make_run(runs / "other", 60_000, seed + 2, layers=6)
         small = make_run(runs / "small", 2000, seed + 3, layers=5, experts=8)
         large = make_run(runs / "large", 30_000, seed + 4, layers=48, experts=128)
+        check_windows(browser, folder, program, (short, other))
         check_page(browser, folder, "one", [short], program)
         check_page(browser, folder, "mixture", [large], program)
         check_page(browser, folder, "mixtures", [large, small, short], program)

@@ -20,11 +20,13 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/config/config_help.h"
 #include "training/report/html_text.h"
 #include "training/report/page.h"
 #include "training/report/page_data.h"
 #include "training/report/page_samples.h"
 #include "training/report/picture.h"
+#include "training/report/setting_text.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
@@ -195,23 +197,6 @@ TEST_CASE("the running mean begins with the first points and takes in more as it
     }
 }
 
-TEST_CASE("points between equal ones are left out of a curve that is drawn the same", "[report]") {
-    Curve curve;
-    for (int i = 0, n = static_cast<int>(random_int(1, 300)); i < n; ++i)
-        curve.add(i, static_cast<double>(random_int(0, 1)));
-    const Curve kept = without_repetitions(curve);
-    size_t next = 0;
-    for (size_t i = 0; i < curve.size(); ++i) {
-        if (next < kept.size() && kept.x[next] == curve.x[i]) {
-            CHECK(kept.y[next++] == curve.y[i]);
-        } else {
-            CHECK(curve.y[i] == curve.y[i - 1]);
-            CHECK(curve.y[i] == curve.y[i + 1]);
-        }
-    }
-    CHECK(next == kept.size());
-}
-
 TEST_CASE("the page of a short run has every number of metrics.jsonl", "[report]") {
     const TemporaryDirectory directory;
     const MadeRun run(
@@ -236,13 +221,11 @@ TEST_CASE("the page of a short run has every number of metrics.jsonl", "[report]
             CHECK(points[i].second == Approx(written[i].second).epsilon(1e-6));
         }
     }
-    // Twice the speed at half the limit.
-    const auto limit = decoded(data.at("curves").at("limit"));
-    const auto& speeds = run.written("tokens_per_second");
-    const std::map<double, double> speed_at(speeds.begin(), speeds.end());
-    CHECK(limit.back().first == last_step);
-    for (const auto& [step, value] : limit)
-        CHECK(value == Approx(2 * speed_at.at(step)).epsilon(1e-4));
+    // Twice the speed at half the limit: one number, the median over the steps.
+    std::vector<double> speeds;
+    for (const auto& [step, speed] : run.written("tokens_per_second")) speeds.push_back(speed);
+    std::ranges::sort(speeds);
+    CHECK(data.at("limit").get<double>() == Approx(2 * speeds[speeds.size() / 2]).epsilon(1e-4));
     const auto seconds = decoded(data.at("curves").at("seconds"));
     CHECK(seconds.front() == Point{0, 0});
     CHECK(seconds.back().second == Approx(run.written("seconds").back().second).epsilon(1e-6));
@@ -482,8 +465,8 @@ TEST_CASE("a report says which step a validation loss is of, and which one was b
     write(other.metrics(), lines_of({start, trained}));
     page({start, middle, trained, last});
     CHECK(contains(report_page(opened({run.path(), other.path()})),
-                   "<td>4.7500 nats per token at step 2,000</td><td>5.5000 nats per token at step "
-                   "0, before training</td>"));
+                   "<td data-run=\"run\">4.7500 nats per token at step 2,000</td><td "
+                   "data-run=\"other\">5.5000 nats per token at step 0, before training</td>"));
 }
 
 TEST_CASE("a report shows the scores of tasks with their standard errors", "[report]") {
@@ -655,8 +638,113 @@ TEST_CASE("a report says what keeps runs from being compared", "[report]") {
     const std::string differences =
         page.substr(page.find("Where the runs differ"),
                     page.find("All keys") - page.find("Where the runs differ"));
-    CHECK(contains(differences, "<code>model.n_layer</code></th><td>4</td><td>6</td>"));
+    CHECK(contains(
+        differences,
+        "<code>model.n_layer</code></th><td data-run=\"a\">4</td><td data-run=\"b\">6</td>"));
     CHECK_FALSE(contains(differences, "grad_clip"));
+}
+
+TEST_CASE("no special 0 and no auto is shown without what it stands for", "[report]") {
+    // What the helps say, as clauses
+    CHECK(meaning_of_value("Steps. 0: no limit. 10: other; `auto`: the best.", "0") == "no limit");
+    CHECK(meaning_of_value("Rate; 0: 0.01. More", "0") == "0.01");
+    CHECK(meaning_of_value("Rate; 10: ten", "0").empty());
+    CHECK(meaning_of_value("`auto`: `on`, if there is memory.", "auto") ==
+          "on, if there is memory");
+    CHECK(setting_text("schedule.max_minutes", 0) == "no limit (0)");
+    CHECK(setting_text("optimizer.weight_decay", 0) == "0");  // a number like others
+    CHECK(setting_text("no.such_key", "auto") == "chosen by the run (auto)");
+    int explained = 0;
+    for (const KeyDescription& key : describe_keys()) {
+        CAPTURE(key.path, key.meaning);
+        const bool says_0 = contains(key.meaning, " 0: ") || key.meaning.starts_with("0: ");
+        CHECK((setting_text(key.path, 0) != "0") == says_0);
+        CHECK(setting_text(key.path, "auto") != "auto");
+        explained += says_0;
+    }
+    CHECK(explained > 30);
+
+    const TemporaryDirectory directory;
+    MadeRun::Options options;
+    options.config["schedule"]["max_minutes"] = 0;
+    options.config["precision"] = {{"dtype", "auto"}};
+    options.config["parallel"] = {{"zero", "auto"}};
+    const MadeRun run(directory / "run", options);
+    write(run.history(),
+          nlohmann::json{{"event", "start"}, {"step", 0}, {"resumes", false}, {"ranks", 2}}.dump() +
+              "\n");
+    for (const bool chosen : {false, true}) {
+        if (chosen) write(run.path() + "/choices.json", R"({"zero":1})");
+        const std::string page = report_page(opened({run.path()}));
+        CHECK(contains(page, "<code>schedule.max_minutes</code></th><td>no limit (0)</td>"));
+        CHECK_FALSE(contains(page, ">auto<"));
+        CHECK_FALSE(contains(page, "ZeRO stage auto"));
+        CHECK(contains(page, "ZeRO stage 1 (chosen)") == chosen);
+    }
+}
+
+TEST_CASE("a report says how a run computes, with which batch and command, and its spikes",
+          "[report]") {
+    const TemporaryDirectory directory;
+    MadeRun::Options options;
+    options.config["batch"]["sequence_length"] = 256;
+    const MadeRun run(directory / "run", options);
+    const auto page = [&] { return report_page(opened({run.path()})); };
+    CHECK(fact_of(page(), "Batch") == "4,096 tokens a step: 16 sequences of 256");
+    CHECK(fact_of(page(), "Spikes").empty());
+    CHECK(fact_of(page(), "Starts").empty());
+    CHECK(fact_of(page(), "Command").empty());
+    std::string history;
+    const auto add = [&](const nlohmann::json& line) {
+        write(run.history(), history += line.dump() + "\n");
+    };
+    add({{"event", "start"},
+         {"step", 0},
+         {"time", 1'700'000'000},
+         {"resumes", false},
+         {"dtype", "bf16"},
+         {"command", {"train_gpt", "train", "a b.json", "--set", "x=it's", "<i>"}}});
+    CHECK(fact_of(page(), "Computed in") == "bf16");
+    CHECK(fact_of(page(), "Command") ==
+          "<code>train_gpt train &#39;a b.json&#39; --set &#39;x=it&#39;\\&#39;&#39;s&#39; "
+          "&#39;&lt;i&gt;&#39;</code>");
+    add({{"event", "spike"}, {"step", 12}, {"time", 1'700'000'001}, {"text", "spike: step 12"}});
+    CHECK(fact_of(page(), "Spikes") == "1, at step 12");
+    add({{"event", "spike"}, {"step", 34}, {"time", 1'700'000'002}, {"text", "spike: step 34"}});
+    CHECK(fact_of(page(), "Spikes") == "2, the last one at step 34");
+    CHECK(data_of(page()).at("runs").at(0).at("marks") ==
+          nlohmann::json::parse(R"([[12,"spike"],[34,"spike"]])"));
+    add({{"event", "start"}, {"step", 20}, {"time", 1'700'000'003}, {"resumes", true}});
+    CHECK(fact_of(page(), "Starts") == "2 (see Provenance)");
+    write(run.path() + "/supervise.jsonl", nlohmann::json{{"event", "host_out"},
+                                                          {"step", 20},
+                                                          {"time", 1'700'000'003},
+                                                          {"text", "host b gets no ranks"}}
+                                                   .dump() +
+                                               "\n");
+    CHECK(fact_of(page(), "Starts") == "2; a supervisor did something once (see Provenance)");
+    // A validation loss as a perplexity
+    write(run.metrics(),
+          lines_of({{{"step", 1}, {"loss", 3.0}}, {{"step", 2}, {"val_loss", 3.0}}}));
+    CHECK(fact_of(page(), "Perplexity") ==
+          "20.09: as uncertain as among 20 equally likely next tokens");
+}
+
+TEST_CASE("runs whose folders have the same name are told apart", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun a(directory / "a/x/run", {}), b(directory / "b/x/run", {}),
+        c(directory / "b/y/run", {}), d(directory / "other", {});
+    const std::string page = directory / "page.html";
+    const auto names = [&](const std::vector<std::string>& runs) {
+        write_report({.runs = runs, .out = page});
+        std::vector<std::string> found;
+        for (const auto& run : data_of(read(page)).at("runs")) found.push_back(run.at("name"));
+        return found;
+    };
+    CHECK(names({a.path(), d.path()}) == std::vector<std::string>{"run", "other"});
+    CHECK(names({a.path(), c.path()}) == std::vector<std::string>{"x/run", "y/run"});
+    CHECK(names({a.path(), b.path(), c.path(), d.path()}) ==
+          std::vector<std::string>{"a/x/run", "b/x/run", "y/run", "other"});
 }
 
 TEST_CASE("a report that follows a run shows what a new one would", "[report]") {

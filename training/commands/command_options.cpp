@@ -7,6 +7,7 @@
 
 #include "training/commands/look_options.h"
 #include "training/commands/plan_options.h"
+#include "training/commands/report_options.h"
 #include "training/commands/shared_options.h"
 #include "training/commands/supervise_options.h"
 #include "training/config/from_depth.h"
@@ -322,35 +323,6 @@ void add_selfcheck_command(CLI::App& app, CommandLine& line) {
         ->check(CLI::Range(0, 1 << 20))
         ->capture_default_str()
         ->type_name("RANKS");
-}
-
-void add_report_command(CLI::App& app, CommandLine& line) {
-    CLI::App* report = app.add_subcommand(
-        "report", "Write a page about one or several runs: curves, samples, configuration");
-    report->add_option("runs", line.report.runs, "Folders of runs")
-        ->required()
-        ->transform(path())
-        ->type_name("RUN");
-    report
-        ->add_option(
-            "--out", line.report.out,
-            "File to write. Default: report.html, in the folder of a single run, else here")
-        ->transform(path())
-        ->type_name("FILE");
-    report
-        ->add_option("--picture", line.report.picture,
-                     "Also write the loss alone, as a picture (SVG)")
-        ->transform(path())
-        ->type_name("FILE");
-    report
-        ->add_option("--tolerance", line.report.tolerance,
-                     "Write no page; compare two runs step by step: losses, gradient norms, "
-                     "fingerprints. Exits with 1 if they differ by more, relatively. Default: 0, "
-                     "the same numbers")
-        ->expected(0, 1)
-        ->default_str("0")
-        ->check(from_to(0, 1e9))
-        ->type_name("X");
 }
 
 void add_replay_command(CLI::App& app, CommandLine& line) {

@@ -19,18 +19,6 @@ namespace train_gpt {
 
 namespace {
 
-/// Replaces each {{NAME}} of the template by its text.
-std::string filled(std::string_view page, const std::map<std::string, std::string>& texts) {
-    std::string text;
-    for (size_t at; (at = page.find("{{")) != std::string_view::npos;) {
-        const size_t end = page.find("}}", at);
-        text += page.substr(0, at);
-        text += texts.at(std::string(page.substr(at + 2, end - at - 2)));
-        page.remove_prefix(end + 2);
-    }
-    return text + std::string(page);
-}
-
 std::string title_of(const std::vector<RecordedRun>& runs) {
     std::string title;
     for (size_t r = 0; r < runs.size(); ++r)
@@ -48,9 +36,11 @@ std::string section(const char* id, const char* title, const char* explanation,
 
 }  // namespace
 
-std::string report_page(const std::vector<RecordedRun>& runs) {
+std::string report_page(const std::vector<RecordedRun>& runs, bool live) {
     std::map<std::string, std::string> texts = {
         {"title", html(title_of(runs))},
+        {"live", live ? " data-live" : ""},
+        {"kind", live ? "Training report, live" : "Training report"},
         {"css", page_css},
         {"script", page_js},
         {"summary", summary_html(runs)},
@@ -74,7 +64,7 @@ std::string report_page(const std::vector<RecordedRun>& runs) {
     for (int pixels = finest;; pixels = std::max(coarsest, pixels * 4 / 5)) {
         texts["picture"] = loss_picture(runs, pixels / 3);
         texts["data"] = page_data(runs, pixels);
-        std::string page = filled(page_html, texts);
+        std::string page = filled_page(page_html, texts);
         if (page.size() <= most_page_bytes || pixels == coarsest) return page;
     }
 }

@@ -10,7 +10,9 @@ namespace train_gpt {
 
 /// The page, of at most most_page_bytes. Its curves have as many points as fit. If the runs' texts
 /// alone take more bytes, the page is larger.
-std::string report_page(const std::vector<RecordedRun>& runs);
+/// live: the page asks the server that it came from for "data", which is page_data(), and loads
+/// itself again when there is more to show.
+std::string report_page(const std::vector<RecordedRun>& runs, bool live = false);
 
 constexpr size_t most_page_bytes = 300'000;
 

@@ -2,7 +2,7 @@
 // with the way they are drawn. All plots share the horizontal axis and what is zoomed into.
 'use strict';
 (() => {
-const runs = JSON.parse(document.getElementById('data').textContent).runs;
+const {runs, stamp} = JSON.parse(document.getElementById('data').textContent);
 const several = runs.length > 1;
 const phases = ['compute', 'communication', 'data wait', 'optimizer'];
 
@@ -40,10 +40,13 @@ function along({x, y}, step) {
     return y[i - 1] + (step - x[i - 1]) / (x[i] - x[i - 1]) * (y[i] - y[i - 1]);
 }
 
+/// A run of less than three hours is measured in minutes.
+const unitOfTime = Math.max(0, ...runs.map(run => run.curves.seconds ? run.curves.seconds.y[run.curves.seconds.y.length - 1] : 0)) < 3 * 3600
+    ? {name: 'minutes', seconds: 60} : {name: 'hours', seconds: 3600};
 const axes = {
     step: {label: 'step', at: (run, step) => step},
     tokens: {label: 'tokens', at: (run, step) => along(run.curves.tokens, step)},
-    hours: {label: 'hours of training', at: (run, step) => along(run.curves.seconds, step) / 3600},
+    hours: {label: unitOfTime.name + ' of training', at: (run, step) => along(run.curves.seconds, step) / unitOfTime.seconds},
 };
 let axis = 'step', view = null;  // view: [first, last] on the axis; null: everything
 
@@ -97,15 +100,15 @@ const known = [...new Set(runs.map(run => run.vocabulary).filter(n => n > 0))];
 const ignorance = known.length === 1 ? ` A model that knows nothing would be at ${Math.log(known[0]).toFixed(2)}.` : '';
 
 const plots = [
-    {id: 'loss', title: 'Loss', unit: 'nats per token', full: true, height: 380, format: fixed(4), crops: true,
+    {id: 'loss', title: 'Loss', unit: 'nats per token', full: true, height: 340, format: fixed(4), crops: true,
         entries: [...curve('loss', 'thin', 'training, each step'), ...curve('loss_mean', 'mean', 'training, running mean'),
             ...curve('val_loss', 'dots', 'validation', {colour: 1})],
         good: 'Good: it falls steeply, then ever more slowly, and validation follows training. If validation turns up while training ' +
             'still falls, the model has begun to learn its text by heart. If all of it jumps up and stays there, training has diverged.' + ignorance},
-    ...(several ? sources.map(source => ({id: 'loss/' + source, title: 'Loss on ' + source, unit: 'nats per token', format: fixed(4),
+    ...(several ? sources.map(source => ({id: 'loss/' + source, title: 'Loss on ' + source, unit: 'nats per token', format: fixed(4), crops: true,
         entries: [...curve('loss/' + source, 'thin', 'each step'), ...curve('loss_mean/' + source, 'mean', 'running mean')],
         good: 'Good: it falls as the loss as a whole does. Sources differ in level, since some texts are easier to predict.'}))
-        : [{id: 'sources', title: 'Loss by source', unit: 'nats per token', full: true, height: 300, format: fixed(4),
+        : [{id: 'sources', title: 'Loss by source', unit: 'nats per token', full: true, height: 300, format: fixed(4), crops: true,
             entries: sources.flatMap((source, s) => [...curve('loss/' + source, 'thin', source, {colour: s % 12, silent: true}),
                 ...curve('loss_mean/' + source, 'mean', source, {colour: s % 12})]),
             good: 'Good: every source falls. Levels differ, since some texts are easier to predict; a source that stops falling while others ' +
@@ -118,9 +121,8 @@ const plots = [
         good: 'Good: after the first steps it stays within a band. Single spikes are harmless, since they are clipped; a level that keeps ' +
             'rising often comes before a loss that jumps up.'},
     {id: 'speed', title: 'Throughput', unit: 'tokens per second', format: grouped, zero: true,
-        
-        entries: [...curve('tokens_per_second', 'thin', 'each step'), ...curve('tokens_per_second_mean', 'mean', 'running mean'),
-            ...curve('limit', 'dashed', 'limit')],
+        entries: [...curve('tokens_per_second', 'thin', 'each step'), ...curve('tokens_per_second_mean', 'mean', 'running mean')],
+        limit: {of: run => run.limit, label: several ? 'limit of each run' : `limit: ${grouped(runs[0].limit)}`},
         good: 'Good: flat, and near its limit, which is the rate at which this machine multiplies matrices and nothing else. Dips are waiting: ' +
             'for data, for other ranks, or for other programs.'},
     {id: 'experts', title: 'Busiest expert', unit: 'load, as a multiple of the mean', format: fixed(2),
@@ -169,38 +171,43 @@ function horizontal() {
     return [0, last || 1];
 }
 
+/// The lowest and the highest value that a plot shows, and the highest one that there is.
 function vertical(plot, [first, last]) {
-    if (plot.shares) return [0, 1];
+    if (plot.shares) return [0, 1, 1];
     let low = Infinity, high = -Infinity;
     const include = value => { if (value > 0 || !plot.log) { low = Math.min(low, value); high = Math.max(high, value); } };
     for (const entry of visible(plot)) {
         const x = xs(entry);
-        entry.curve.y.forEach((y, i) => { if (x[i] >= first && x[i] <= last || entry.style === 'dashed') include(y); });
+        entry.curve.y.forEach((y, i) => { if (x[i] >= first && x[i] <= last) include(y); });
     }
     if (plot.limit) for (const entry of visible(plot)) if (plot.limit.of(entry.run) > 0) include(plot.limit.of(entry.run));
-    if (low > high) return plot.log ? [0.1, 1] : [0, 1];
-    if (plot.log) return [low / 1.15, high * 1.15];
-    if (plot.zero) return [0, high * 1.06 || 1];
-    const margin = (high - low) * 0.05 || Math.abs(high) * 0.05 || 1;
-    return [low - margin, high + margin];
+    if (low > high) return plot.log ? [0.1, 1, 1] : [0, 1, 1];
+    if (plot.log) return [low / 1.15, high * 1.15, high];
+    if (plot.zero) return [0, high * 1.06 || 1, high];
+    const most = plot.crops && !view ? cropped(plot, [first, last], [low, high]) : high;
+    const margin = (most - low) * 0.05 || Math.abs(most) * 0.05 || 1;
+    return [low - margin, most + margin, high];
 }
 
-/// A run's first losses are so much higher than all others that these would be squeezed together. The whole run is then shown without
-/// the top of its first 3 %. Returns the highest value to show.
+/// The highest value to show of a whole run. A run's first losses are so much higher than all others that these would be squeezed together, and so
+/// may single losses be anywhere, of 10^7 say. The top of the first 3 % is left out, and what is far above 98 of 100 values.
 function cropped(plot, [first, last], [low, high]) {
-    let cap = -Infinity;
-    const from = first + 0.03 * (last - first);
+    const from = first + 0.03 * (last - first), values = [];
     for (const entry of visible(plot)) {
+        if (entry.style === 'mean') continue;  // near a high loss the mean is high too
         const x = xs(entry);
-        entry.curve.y.forEach((y, i) => { if (x[i] >= from) cap = Math.max(cap, y); });
+        entry.curve.y.forEach((y, i) => { if (x[i] >= from) values.push(y); });
     }
-    return cap > low && cap - low < 0.35 * (high - low) ? cap + 0.1 * (cap - low) : high;
+    if (!values.length) return high;
+    values.sort((a, b) => a - b);
+    const usual = values[Math.floor(0.98 * (values.length - 1))], most = values[values.length - 1];
+    const cap = most - low > 4 * (usual - low) && usual > low ? usual + 0.5 * (usual - low) : most;
+    return cap > low && cap - low < 0.35 * (high - low) ? cap + 0.05 * (cap - low) : high;
 }
 
 function draw(plot) {
     const width = Math.max(260, plot.host.clientWidth || 700), height = plot.height || 240;
-    const [x0, x1] = horizontal(), [y0, top] = vertical(plot, [x0, x1]);
-    const y1 = plot.crops && !view ? cropped(plot, [x0, x1], [y0, top]) : top;
+    const [x0, x1] = horizontal(), [y0, y1, top] = vertical(plot, [x0, x1]);
     const right = width - inset.right, base = height - inset.bottom;
     const level = plot.log ? Math.log : value => value;
     const px = x => inset.left + (x - x0) / (x1 - x0) * (right - inset.left);
@@ -211,17 +218,20 @@ function draw(plot) {
     for (const y of plot.log ? logTicks(y0, y1) : ticks(y0, y1, height > 300 ? 7 : 4))
         parts.push(`<line class="grid" x1="${inset.left}" x2="${right}" y1="${py(y)}" y2="${py(y)}"/>` +
             `<text x="${inset.left - 8}" y="${py(y) + 4}" text-anchor="end">${(plot.tick ?? short)(y)}</text>`);
-    for (const x of ticks(x0, x1, Math.max(2, width / 110)))
-        parts.push(`<text x="${px(x)}" y="${base + 17}" text-anchor="middle">${short(x)}</text>`);
+    for (const x of ticks(x0, x1, Math.max(2, width / 110))) {
+        const label = short(x), over = px(x) + label.length * 3.6 > width;  // the page's edge
+        parts.push(`<text x="${over ? width : px(x)}" y="${base + 17}" text-anchor="${over ? 'end' : 'middle'}">${label}</text>`);
+    }
     parts.push(`<line class="base" x1="${inset.left}" x2="${right}" y1="${base}" y2="${base}"/>`,
         `<text x="${right}" y="${base + 32}" text-anchor="end">${axes[axis].label}</text>`);
-    if (plot.unit) parts.push(`<text x="0" y="11">${plot.unit}${y1 < top ? '; the first steps are higher' : ''}</text>`);
+    const unit = [plot.unit, plot.log ? 'logarithmic axis' : '', y1 < top ? `some are higher, up to ${short(+top.toPrecision(2))}` : ''].filter(Boolean).join('; ');
+    if (unit) parts.push(`<text class="unit" x="0" y="11">${unit}</text>`);
     parts.push(`<g clip-path="url(#clip-${plot.number})">`, plot.shares ? areas(plot, px, py) : lines(plot, px, py), '</g>');
     parts.push(marks(plot, px, base));
     plot.host.querySelector('svg')?.remove();
     plot.host.insertAdjacentHTML('afterbegin',
         `<svg viewBox="0 0 ${width} ${height}" role="img" aria-label="${escaped(plot.title)}" data-plot="${escaped(plot.id)}" ` +
-        `data-domain="${[x0, x1, y0, y1].join(' ')}" data-area="${[inset.left, right, base, inset.top].join(' ')}" data-log="${plot.log ? 1 : 0}">` +
+        `data-domain="${[x0, x1, y0, y1].join(' ')}" data-top="${top}" data-area="${[inset.left, right, base, inset.top].join(' ')}" data-log="${plot.log ? 1 : 0}">` +
         `<clipPath id="clip-${plot.number}"><rect x="${inset.left}" y="${inset.top - 6}" width="${right - inset.left}" height="${base - inset.top + 7}"/></clipPath>` +
         parts.join('') + `<line class="cross" y1="${inset.top - 6}" y2="${base}" visibility="hidden"/>` +
         `<rect class="zoom" y="${inset.top - 6}" height="${base - inset.top + 6}" visibility="hidden"/></svg>`);
@@ -245,9 +255,9 @@ function lines(plot, px, py) {
         if (entry.style === 'dots' || points.length === 1)
             text += points.map(p => `<circle class="dot ${entry.colour}" cx="${p.split(' ')[0]}" cy="${p.split(' ')[1]}" r="${points.length > 60 ? 2 : 3.5}"/>`).join('');
     }
-    if (plot.limit) for (const entry of visible(plot)) {
-        const limit = plot.limit.of(entry.run);
-        if (limit > 0) text += `<path class="line dashed ${entry.colour}" d="M${inset.left} ${py(limit)}H${plot.right}"/>`;
+    if (plot.limit) for (const run of new Set(visible(plot).map(entry => entry.run))) {
+        const limit = plot.limit.of(run);
+        if (limit > 0) text += `<path class="line dashed c${several ? runs.indexOf(run) : 0}" data-limit="${limit}" d="M${inset.left} ${py(limit)}H${plot.right}"/>`;
     }
     return text;
 }
@@ -271,10 +281,16 @@ const marksOf = plot => runs.flatMap((run, r) => run.shown && (!plot.shares || p
     ? run.marks.map(([step, text]) => ({x: axes[axis].at(run, step), r, text: (several ? run.name + ': ' : '') + text})) : []);
 function marks(plot, px, base) {
     const all = marksOf(plot).filter(({x}) => x >= plot.x0 && x <= plot.x1);
-    return all.map(({x, r, text}) =>
-        `<g><title>${escaped(text)}</title><line class="mark" x1="${px(x)}" x2="${px(x)}" y1="${inset.top}" y2="${base}"/>` +
-        `<path class="${several ? 'dot c' + r : 'flag'}" d="M${px(x)} ${base - 7}l4 7h-8z"/>` +
-        (plot.full && !several && all.length < 3 ? `<text x="${px(x) + 5}" y="${inset.top + 6}">${escaped(text)}</text>` : '') + '</g>').join('');
+    const named = plot.full && !several && all.length < 3;
+    return all.map(({x, r, text}, i) => {
+        // The text is on the side that has more room, up to the next mark, and is cut where it does not fit.
+        const left = px(x) - (i > 0 ? px(all[i - 1].x) : inset.left), right = (i + 1 < all.length ? px(all[i + 1].x) : plot.right) - px(x);
+        const most = Math.floor((Math.max(left, right) - 8) / 6.6), shownText = text.length > most ? text.slice(0, Math.max(0, most - 1)) + '…' : text;
+        return `<g><title>${escaped(text)}</title><line class="mark" x1="${px(x)}" x2="${px(x)}" y1="${inset.top}" y2="${base}"/>` +
+            `<path class="${several ? 'dot c' + r : 'flag'}" d="M${px(x)} ${base - 7}l4 7h-8z"/>` +
+            (named && most > 3 ? `<text class="mark-text" x="${px(x) + (right >= left ? 5 : -5)}" y="${inset.top + 6}" text-anchor="${right >= left ? 'start' : 'end'}">` +
+                `${escaped(shownText)}</text>` : '') + '</g>';
+    }).join('');
 }
 
 // ---- Values under the pointer -------------------------------------------------------------------------
@@ -295,15 +311,12 @@ function tip(plot, x) {
     }
     for (const entry of visible(plot)) {
         const all = xs(entry), i = nearest(all, x);
-        if (entry.style !== 'dashed') head = head || place(entry.run, entry.curve.x[i]);
+        head = head || place(entry.run, entry.curve.x[i]);
         if (entry.silent || several && entry.style !== 'mean' && visible(plot).some(other => other.run === entry.run && other.style === 'mean')) continue;
         const value = entry.curve.y[i];
         let text = plot.format(value);
         if (entry.style === 'dots') text += ` <span class="swatch"></span>at step ${grouped(entry.curve.x[i])}`;
-        if (entry.name === 'tokens_per_second' && entry.run.curves.limit) {
-            const limit = entry.run.curves.limit;
-            text += `, ${percent(value / limit.y[nearest(limit.x, entry.curve.x[i])])} of the limit`;
-        }
+        if (entry.name.startsWith('tokens_per_second') && entry.run.limit > 0) text += `, ${percent(value / entry.run.limit)} of the limit`;
         row(entry.colour, several ? `${entry.run.name}, ${entry.what}` : entry.what, text);
     }
     for (const mark of marksOf(plot))
@@ -383,11 +396,12 @@ function legend(plot) {
     return text;
 }
 
-function section(title, good, full) {
+/// first: above the summary.
+function section(title, good, full, first) {
     const node = document.createElement('section');
     node.className = full ? 'full' : '';
     node.innerHTML = `<div class="head"><h2>${escaped(title)}</h2><p class="good">${escaped(good)}</p></div>`;
-    document.getElementById('plots').append(node);
+    document.getElementById(first ? 'first' : 'plots').append(node);
     return node;
 }
 
@@ -465,7 +479,7 @@ function loads(run, first) {
 let drawnPoints = 0;
 const shownPlots = plots.filter(plot => plot.shares || plot.entries.length);
 shownPlots.forEach((plot, number) => {
-    const node = section(plot.title, plot.good, plot.full);
+    const node = section(plot.title, plot.good, plot.full, number === 0);
     node.insertAdjacentHTML('beforeend', `<div class="legend">${legend(plot)}</div><div class="chart"><div class="tip" hidden></div></div>`);
     plot.host = node.querySelector('.chart');
     plot.tip = node.querySelector('.tip');
@@ -492,6 +506,7 @@ document.getElementById('reset').addEventListener('click', () => zoomTo(null));
 for (const button of document.querySelectorAll('[data-axis]')) {
     const needed = {step: true, tokens: runs.every(run => run.curves.tokens), hours: runs.every(run => run.curves.seconds)};
     button.hidden = !needed[button.dataset.axis];
+    if (button.dataset.axis === 'hours') button.textContent = unitOfTime.name;
     button.addEventListener('click', () => {
         axis = button.dataset.axis;
         for (const other of document.querySelectorAll('[data-axis]')) other.setAttribute('aria-pressed', other === button);
@@ -511,6 +526,28 @@ if (several) runs.forEach((run, r) => {
 });
 document.getElementById('drawn').textContent =
     `The plots have ${grouped(drawnPoints)} points: the smallest and largest value of every pixel, so that no spike is missing.`;
+
+// A page that `train_gpt report --live` serves loads itself again when the runs have gone on, unless somebody is reading a plot.
+if ('live' in document.body.dataset) {
+    const kept = JSON.parse(sessionStorage.getItem('kept') ?? 'null'), kind = document.querySelector('.kind'), said = kind.textContent;
+    if (kept) {
+        if (kept.axis !== 'step') document.querySelector(`[data-axis=${kept.axis}]`).click();
+        view = kept.view;
+        for (const r of kept.hidden) document.querySelectorAll('#runs button')[r]?.click();
+    }
+    setInterval(async () => {
+        if (document.hidden || document.querySelector('.chart:hover')) return;
+        try {
+            const now = await (await fetch('data')).json();
+            kind.textContent = said;
+            if (now.stamp === stamp) return;
+            sessionStorage.setItem('kept', JSON.stringify({axis, view, hidden: [...runs.keys()].filter(r => !runs[r].shown)}));
+            location.reload();
+        } catch (error) {
+            kind.textContent = said + ': nothing comes any more, since train_gpt report --live has ended';
+        }
+    }, 4000);
+}
 
 let width = 0;
 new ResizeObserver(() => {

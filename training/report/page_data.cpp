@@ -35,18 +35,18 @@ std::string array_of_differences(std::vector<double> values) {
 
 std::string quoted(const std::string& text) { return to_text(Json(text)); }
 
-Curve limit_of(const MetricsTable& training) {
+/// The tokens per second at the measured rate of matrix products. Each start measures it again; this
+/// is the median over the steps. 0 if it is unknown.
+double limit_of(const MetricsTable& training) {
     const std::vector<double> rate = training.column("tokens_per_second"),
                               share = training.column("peak_fraction");
-    Curve limit;
+    std::vector<double> limits;
     for (size_t i = 0; i < rate.size(); ++i)
-        if (share[i] > 0 && std::isfinite(rate[i])) {
-            // The limit is measured once; the quotient differs in the last bits.
-            const double value = rate[i] / share[i];
-            const bool same = limit.size() > 0 && std::abs(value / limit.y.back() - 1) < 1e-5;
-            limit.add(training.step[i], same ? limit.y.back() : value);
-        }
-    return without_repetitions(limit);
+        if (share[i] > 0 && std::isfinite(rate[i])) limits.push_back(rate[i] / share[i]);
+    if (limits.empty()) return 0;
+    const auto middle = limits.begin() + std::ssize(limits) / 2;
+    std::ranges::nth_element(limits, middle);
+    return *middle;
 }
 
 /// The tokens up to a step, at the steps where their number in a step changes.
@@ -144,6 +144,7 @@ std::string run_json(const RecordedRun& run, int pixels, size_t runs) {
     return concat(
         "{\"name\":", quoted(run.name()),
         ",\"clip\":", number(clip.is_number() ? clip.get<double>() : 0),
+        ",\"limit\":", number(limit_of(run.training())),
         ",\"vocabulary\":", number(words.is_number() ? words.get<double>() : 0), ",\"curves\":{",
         curves,
         "},\"shares\":", shares_of(run.training(), static_cast<size_t>(std::max(1, pixels / 4))),
@@ -194,8 +195,6 @@ std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int
     for (const std::string name : {"grad_norm", "tokens_per_second", "router_load", "router_idle"})
         add_with_mean(name, name + "_mean");
     add("learning_rate", thinned(training.step, training.column("learning_rate"), coarse));
-    const Curve limit = limit_of(training);
-    add("limit", thinned(limit.x, limit.y, coarse));
     Curve seconds{{0.0}, {0.0}};
     const std::vector<double> trained = training.column("seconds");
     for (size_t i = 0; i < trained.size(); ++i)
@@ -256,6 +255,7 @@ std::vector<RunMark> marks_of(const RecordedRun& run) {
         if (event == "end" && reason.is_string() && reason != "complete")
             add(step, "stopped (" + shortened(reason.get<std::string>(), 200) + ")");
         if (event == "start" || event == "end") ended = event == "end";
+        if (event == "spike") add(step, "spike");
     }
     for (const Json& line : supervisor_events(run))
         add(line["step"].get<int64_t>(),
@@ -268,14 +268,10 @@ std::string page_data(const std::vector<RecordedRun>& runs, int pixels) {
     std::string text;
     for (const RecordedRun& run : runs)
         text += (text.empty() ? "" : ",\n") + run_json(run, pixels, runs.size());
-    // "<" occurs in strings alone; there "</script>" would end the element.
-    std::string safe = "{\"runs\":[";
-    for (const char c : text + "]}")
-        if (c == '<')
-            safe += "\\u003c";
-        else
-            safe += c;
-    return safe;
+    std::string stamp;
+    for (const RecordedRun& run : runs)
+        stamp += concat(run.lines_read(), run.active() ? " running " : " ");
+    return script_safe(concat("{\"stamp\":\"", stamp, "\",\"runs\":[", text, "]}"));
 }
 
 }  // namespace train_gpt

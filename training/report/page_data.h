@@ -13,7 +13,6 @@ namespace train_gpt {
 /// metrics.jsonl over steps, and
 ///   loss_mean, loss_mean/NAME, grad_norm_mean, tokens_per_second_mean, router_load_mean,
 ///   router_idle_mean            running means
-///   limit                       tokens per second at the measured rate of matrix products
 ///   seconds                     the seconds of training up to a step
 ///   tokens                      the tokens up to a step; straight between the curve's points
 ///   task/NAME, core/VERSION     the accuracy of tasks, and CORE; with …/low and …/high, which are
@@ -30,13 +29,14 @@ struct RunMark {
     int64_t step = 0;
     std::string text;  // "stopped (SIGTERM), resumed"
 };
-/// Where the run stopped or resumed, and why it was started again, in the order of steps. If there are many marks, marks that are
-/// near each other become one, until about a hundred are left.
+/// Where the run stopped or resumed, why it was started again, and spikes, in the order of steps.
+/// If there are many marks, marks that are near each other become one, until about a hundred are
+/// left.
 std::vector<RunMark> marks_of(const RecordedRun& run);
 
-/// One JSON object, {"runs": […]}. Each run is an object with
+/// One JSON object, {"stamp": …, "runs": […]}. The stamp differs when there is more to show. Each run is an object with
 ///
-///   "name", "clip", "vocabulary"
+///   "name", "clip", "vocabulary", "limit" (tokens per second at the measured rate of products)
 ///   "curves"    {NAME: {"x": [first, then differences], "y": […]}}
 ///   "shares"    {"x": [edges of intervals of steps], PHASE: [its share of time in each interval]}
 ///   "memory"    [[PURPOSE, bytes]]

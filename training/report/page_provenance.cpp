@@ -9,6 +9,7 @@
 #include "device/memory.h"
 #include "training/report/html_text.h"
 #include "training/report/page_data.h"
+#include "training/report/setting_text.h"
 
 namespace train_gpt {
 
@@ -23,11 +24,11 @@ std::string configuration_html(const std::vector<RecordedRun>& runs) {
         std::vector<std::vector<Fact>> facts(runs.size());
         for (const std::string& key : keys) {
             std::set<std::string> values;
-            for (const RecordedRun& run : runs) values.insert(text_of(run.setting(key)));
+            for (const RecordedRun& run : runs) values.insert(to_text(run.setting(key)));
             if (different && values.size() < 2) continue;
             for (size_t r = 0; r < runs.size(); ++r)
-                facts[r].push_back(
-                    {"<code>" + html(key) + "</code>", html(text_of(runs[r].setting(key)))});
+                facts[r].push_back({"<code>" + html(key) + "</code>",
+                                    html(setting_text(key, runs[r].setting(key)))});
         }
         return facts;
     };
@@ -99,7 +100,28 @@ std::string mesh_of(const RecordedRun& run, double ranks) {
         ranks /= size;
     }
     return axes + formatted("%.0f × data parallel, ZeRO stage ", ranks) +
-           html(text_of(run.setting("parallel.zero")));
+           html(setting_text("parallel.zero", run.setting("parallel.zero")));
+}
+
+/// The command of the last start, with the quotes that a shell needs.
+std::string command_of(const Json& start) {
+    const Json words = start.value("command", Json());
+    std::string text;
+    for (const Json& word : words) {
+        std::string shown = text_of(word);
+        const bool plain =
+            !shown.empty() &&
+            shown.find_first_not_of(
+                "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,+@%") ==
+                shown.npos;
+        if (!plain) {
+            for (size_t at = 0; (at = shown.find('\'', at)) != shown.npos; at += 4)
+                shown.replace(at, 1, "'\\''");
+            shown = "'" + shown + "'";
+        }
+        text += (text.empty() ? "" : " ") + shown;
+    }
+    return text.empty() ? "" : "<code>" + html(text) + "</code>";
 }
 
 /// A start or an end of the run.
@@ -161,6 +183,7 @@ std::vector<Fact> provenance_of(const RecordedRun& run) {
     std::string device = field_text(start, "device");
     if (device.empty()) device = field_text(manifest, "cpu");
     return {{"Folder", html(run.folder().string())},
+            {"Command", command_of(start)},
             {"Starts and ends", events_html(run)},
             {"Program", html(field_text(start, "version").empty() ? field_text(manifest, "program")
                                                                   : field_text(start, "version"))},

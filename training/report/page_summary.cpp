@@ -8,6 +8,8 @@
 #include "base/error.h"
 #include "base/formatted.h"
 #include "training/report/html_text.h"
+#include "training/report/page_data.h"
+#include "training/report/setting_text.h"
 #include "training/report/thinning.h"
 #include "training/watch/progress.h"
 
@@ -94,6 +96,49 @@ std::string passes_of(const RecordedRun& run) {
     return text;
 }
 
+/// The dtype; of runs of earlier versions as the configuration says.
+std::string dtype_of_run(const RecordedRun& run) {
+    const Json* start = run.last_start();
+    const std::string dtype = start ? field_text(*start, "dtype") : "";
+    return html(dtype.empty() ? setting_text("precision.dtype", run.setting("precision.dtype"))
+                              : dtype);
+}
+
+/// "16,384 tokens a step, in sequences of 256"
+std::string batch_of(const RecordedRun& run) {
+    const double tokens = number_of(run.setting("batch.tokens_per_step"));
+    double length = number_of(run.setting("batch.sequence_length"));
+    if (length == 0) length = number_of(run.setting("model.n_ctx"));
+    if (tokens <= 0) return "";
+    return count_text(tokens) + " tokens a step" +
+           (length > 0
+                ? concat(": ", count_text(tokens / length), " sequences of ", count_text(length))
+                : "");
+}
+
+/// "3, the last one at step 1,200"; empty for a run whose history has none.
+std::string spikes_of(const RecordedRun& run) {
+    int64_t number = 0, last = 0;
+    for (const Json& line : run.history())
+        if (field_text(line, "event") == "spike") ++number, last = line["step"].get<int64_t>();
+    if (number == 0) return "";
+    return concat(number, number == 1 ? ", at step " : ", the last one at step ",
+                  count_text(static_cast<double>(last)));
+}
+
+/// "4; a supervisor did something 2 times": of a run that was started more than once.
+std::string starts_of(const RecordedRun& run) {
+    const auto starts = std::ranges::count_if(
+        run.history(), [](const Json& line) { return field_text(line, "event") == "start"; });
+    const size_t supervised = supervisor_events(run).size();
+    if (starts < 2 && supervised == 0) return "";
+    return concat(starts,
+                  supervised == 0   ? ""
+                  : supervised == 1 ? "; a supervisor did something once"
+                                    : concat("; a supervisor did something ", supervised, " times"),
+                  " (see Provenance)");
+}
+
 /// An evaluation and the step that it is of; empty if there is none.
 std::string evaluation_of(const RecordedRun& run, const char* field, std::optional<size_t> row,
                           const char* unit) {
@@ -140,20 +185,25 @@ std::vector<Fact> summary_of(const RecordedRun& run) {
     return {
         {"State", state_of(run)},
         {"Model", model_of(run)},
+        {"Computed in", dtype_of_run(run)},
+        {"Batch", batch_of(run)},
         {"Steps", count_text(static_cast<double>(step)) +
                       (planned > 0 ? " of " + count_text(static_cast<double>(planned)) : "")},
         {"Tokens seen", tokens_of(run)},
         {"Passes over the training data", passes_of(run)},
         {"Time trained", time_of(run)},
         {"Speed", speed_of(run)},
+        {"Starts", starts_of(run)},
+        {"Spikes", spikes_of(run)},
         {"Training loss, recent mean",
          mean.size() > 0 ? shown(mean.y.back()) + " nats per token" : ""},
         {"Validation loss, last", evaluation_of(run, "val_loss", last, " nats per token")},
         {"The same, per byte of text", evaluation_of(run, "val_bits_per_byte", last, " bits")},
-        {"As uncertain as among",
-         std::isfinite(validation) && validation < 25
-             ? rough_count(std::round(std::exp(validation))) + " equally likely next tokens"
-             : ""},
+        {"Perplexity", std::isfinite(validation) && validation < 25
+                           ? formatted("%.4g", std::exp(validation)) + ": as uncertain as among " +
+                                 rough_count(std::round(std::exp(validation))) +
+                                 " equally likely next tokens"
+                           : ""},
         {"Validation loss, best", run.evaluations().rows() < 2
                                       ? ""
                                       : evaluation_of(run, "val_loss", best, " nats per token")},

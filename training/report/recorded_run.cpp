@@ -190,6 +190,7 @@ RecordedRun::RecordedRun(fs::path folder, size_t most_rows)
 }
 
 std::string RecordedRun::name() const {
+    if (!name_.empty()) return name_;
     const fs::path path = fs::absolute(folder_).lexically_normal();
     const std::string name = (path.has_filename() ? path : path.parent_path()).filename().string();
     return name.empty() ? folder_.string() : name;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/json_text.h"
@@ -54,8 +55,14 @@ class RecordedRun {
     void update();
 
     const std::filesystem::path& folder() const { return folder_; }
-    /// The folder's name.
+    /// The folder's name, unless rename() gave another one.
     std::string name() const;
+    void rename(std::string name) { name_ = std::move(name); }
+    /// The lines that were read of all files: a number that grows as the run goes on.
+    int64_t lines_read() const {
+        return metrics_lines_.count + history_lines_.count + routers_lines_.count +
+               supervisor_lines_.count;
+    }
 
     const MetricsTable& training() const { return training_; }
     const MetricsTable& evaluations() const { return evaluations_; }
@@ -108,6 +115,7 @@ class RecordedRun {
     void resolve_config();
 
     std::filesystem::path folder_;
+    std::string name_;
     size_t most_rows_;
     Lines metrics_lines_, history_lines_, routers_lines_, supervisor_lines_;
     MetricsTable training_, evaluations_;

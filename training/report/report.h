@@ -1,6 +1,7 @@
 // Writing reports.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@ constexpr const char* report_file = "report.html";
 /// run's folder, if a file cannot be written, if there are too many runs, or if a run is named
 /// twice.
 std::string write_report(const ReportOptions& options);
+
+/// Serves the page about runs, which follows them, until stop() is true. Nothing is written. say():
+/// gets what to print once the page can be opened. Throws Error as write_report() does, and if it
+/// cannot listen.
+void serve_report(const ReportOptions& options, const std::function<void(const std::string&)>& say,
+                  const std::function<bool()>& stop);
 
 /// The rows of a table that the page about an active run keeps in memory; at times twice as many.
 constexpr size_t most_live_rows = 20'000;

@@ -54,13 +54,4 @@ Curve running_mean(std::span<const double> all_x, std::span<const double> all_y)
     return curve;
 }
 
-Curve without_repetitions(const Curve& curve) {
-    Curve kept;
-    const size_t n = curve.size();
-    for (size_t i = 0; i < n; ++i)
-        if (i == 0 || i + 1 == n || curve.y[i] != curve.y[i - 1] || curve.y[i] != curve.y[i + 1])
-            kept.add(curve.x[i], curve.y[i]);
-    return kept;
-}
-
 }  // namespace train_gpt

@@ -28,8 +28,4 @@ Curve thinned(std::span<const double> x, std::span<const double> y, int pixels);
 /// do not exist are left out. Points whose y is not finite are removed first.
 Curve running_mean(std::span<const double> x, std::span<const double> y);
 
-/// Removes the points whose two neighbours have the same y as the point. The drawn line stays the
-/// same.
-Curve without_repetitions(const Curve& curve);
-
 }  // namespace train_gpt

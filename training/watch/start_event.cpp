@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <fstream>
 #include <map>
+#include <string>
 #include <utility>
 
 #include <pwd.h>
@@ -10,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/printable.h"
 #include "base/sha256.h"
 #include "model/families/family.h"
 #include "training/commands/version.h"
@@ -27,6 +30,14 @@ namespace {
 std::string user_name() {
     const passwd* entry = ::getpwuid(::geteuid());
     return entry ? entry->pw_name : std::to_string(::geteuid());
+}
+
+/// The words of this process's command line.
+Json command_of_process() {
+    std::ifstream file("/proc/self/cmdline", std::ios::binary);
+    Json words = Json::array();
+    for (std::string word; std::getline(file, word, '\0');) words.push_back(printable(word));
+    return words;
 }
 
 /// This program's file. Empty if it cannot be read any more.
@@ -155,6 +166,7 @@ Json start_event(const RunStart& start, std::vector<std::string> hosts,
     const int64_t parameters = registry_of(spec).numel(), idle = spec.idle_parameters();
     line["parameters"] = parameters;
     if (idle > 0) line["active_parameters"] = parameters - idle;
+    line["dtype"] = name_of(start.trainer.parameters.dtype());
     line["vocabulary"] = spec.vocab_size;
     if (const Tokenizer* tokenizer = start.data.tokenizer()) {
         line["tokenizer"] = start.data.tokenizer_hash();
@@ -166,6 +178,7 @@ Json start_event(const RunStart& start, std::vector<std::string> hosts,
             line["memory"][name_of(purpose)] = start.plan.bytes(purpose);
 
     line["user"] = user_name();
+    line["command"] = command_of_process();
     line["working_directory"] = fs::current_path(code).string();
     line["binary"] = binary_of_process();
     line["mesh"] = mesh_of(start.mesh.layout());

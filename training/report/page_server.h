@@ -1,0 +1,43 @@
+// Pages for browsers: a small HTTP/1.1 server that answers GET and nothing else.
+#pragma once
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "parallel/net/socket.h"
+
+namespace train_gpt {
+
+struct ServedPage {
+    std::string type;  // of its content
+    std::function<std::string()> make;
+};
+
+class PageServer {
+  public:
+    /// Listens on a port (0: the kernel chooses it) of a numeric address of this host. Throws Error
+    /// with the reason if it cannot. pages: by path, "/".
+    PageServer(const std::string& address, int port, std::map<std::string, ServedPage> pages);
+
+    int port() const { return net::port_of(listener_); }
+    /// "http://127.0.0.1:8080/"
+    std::string url() const;
+
+    /// Answers one request after the other until stop() is true, which is asked several times a
+    /// second. A page whose make() throws is answered with the message. Connections that send no
+    /// whole request within seconds are closed.
+    void serve(const std::function<bool()>& stop);
+
+  private:
+    void answer(const net::Socket& connection);
+    /// The whole response to a request's head.
+    std::string response_to(std::string_view head) const;
+    bool is_own_host(std::string_view host) const;
+
+    std::string address_;
+    std::map<std::string, ServedPage> pages_;
+    net::Socket listener_;
+};
+
+}  // namespace train_gpt
