@@ -35,7 +35,7 @@ USE = """
 (() => {
 const seen = {texts: {}, hovers: []};
 for (const host of document.querySelectorAll('.text'))
-    seen.texts[host.dataset.view] = [...host.querySelectorAll('span')].map(span => span.textContent);
+    seen.texts[host.dataset.view] = [...host.children].map(span => span.textContent);
 const span = (view, i) => document.querySelector(`.text[data-view=${view}] span[data-i="${i}"]`);
 const over = node => node.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));
 const slider = document.getElementById('layer');
@@ -93,7 +93,8 @@ def attention(layer, heads, t):
     """The weights of token t in the mean of some heads, as the page has them: sink, tokens."""
     sink = 1 if layer["sinks"] else 0
     begin = t * (t + 1) // 2 + sink * t
-    rows = [[(level / 63) ** 2 for level in unpacked(layer["attention"][h])[begin:begin + t + 1 + sink]]
+    end = begin + t + 1 + sink
+    rows = [[(level / 63) ** 2 for level in unpacked(layer["attention"][h])[begin:end]]
             for h in heads]
     mean = [sum(column) / len(rows) for column in zip(*rows)]
     return (mean[0] if sink else 0), mean[sink:]

@@ -4,8 +4,8 @@
 # does not see). With GPUSIM (a simulated GPU), also GPU kernels, with checks for races and for missing dependencies between
 # streams. Fuzzes each file reader for a minute. Checks models against transformers, scores on tasks against lm-evaluation-harness,
 # reads runs with TensorBoard and Parquet files with pyarrow, if Python has the packages or can install them. Opens reports in
-# Chromium, if it is installed. Runs the commands of the docs and checks what they name. Asks cuDNN for its plans, if it is here.
-# A dozen deliberate faults, chosen at random, must be caught.
+# Chromium, if it is installed. Runs the commands of the docs and checks what they name, and the lessons. Asks cuDNN for its plans,
+# if it is here. A dozen deliberate faults, chosen at random, must be caught.
 #   usage: scripts/test-full.sh [native|simulated], or make test-full [GPUSIM=LIBRARIES]
 # native and simulated are its two halves, which two machines can run at the same time. The last line that it prints is
 # "N passed, M failed" for all of these together.
@@ -52,6 +52,8 @@ echo "== reports in a browser"
 counted scripts/check-report.sh
 echo "== the docs"
 MAKE=$make counted scripts/check-docs.sh
+echo "== lessons"
+counted scripts/check-lessons.sh
 echo "== cuDNN's plans"
 counted scripts/check-cudnn.sh
 run "long cases" TEST_ARGS='[long]'

@@ -738,7 +738,8 @@ TEST_CASE("runs whose folders have the same name are told apart", "[report]") {
     const auto names = [&](const std::vector<std::string>& runs) {
         write_report({.runs = runs, .out = page});
         std::vector<std::string> found;
-        for (const auto& run : data_of(read(page)).at("runs")) found.push_back(run.at("name"));
+        const nlohmann::json data = data_of(read(page));
+        for (const auto& run : data.at("runs")) found.push_back(run.at("name"));
         return found;
     };
     CHECK(names({a.path(), d.path()}) == std::vector<std::string>{"run", "other"});
@@ -955,6 +956,32 @@ TEST_CASE("the picture has the points of the loss, and fits them into its frame"
             Approx(drawn[low].second + slope(low, high) * (written[i].second - written[low].second))
                 .margin(0.2));
     CHECK(contains(loss_picture(opened({run.path(), other.path()})), "Loss of 2 runs"));
+    CHECK_FALSE(contains(svg, "some are higher"));
+}
+
+TEST_CASE("a loss of 10^7 does not flatten the others in the picture", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {.lines = random_int(200, 500)});
+    std::string metrics = read(run.metrics());
+    for (int n = 0; n < 2; ++n) {
+        const size_t at =
+            metrics.find("\"loss\":", static_cast<size_t>(random_int(
+                                          0, static_cast<int64_t>(metrics.size() / 2)))) +
+            7;
+        metrics.replace(at, metrics.find(',', at) - at, "1e7");
+    }
+    write(run.metrics(), metrics);
+    const std::string svg = loss_picture(opened({run.path()}));
+    CHECK(contains(svg, "; some are higher, up to 1e+07"));
+    std::smatch path;
+    REQUIRE(std::regex_search(svg, path, std::regex("class=\"loss\" d=\"M([^\"]*)\"")));
+    std::string points = path[1];
+    std::ranges::replace(points, 'L', ' ');
+    std::istringstream numbers(points);
+    double x = 0, y = 0, top = INFINITY, bottom = -INFINITY;
+    while (numbers >> x >> y)
+        if (y >= 0) top = std::min(top, y), bottom = std::max(bottom, y);
+    CHECK(bottom - top > 150);  // of 472 pixels
 }
 
 TEST_CASE("a page has the loads of experts at steps of the whole run, and follows the run",

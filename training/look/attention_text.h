@@ -26,8 +26,8 @@ struct AttentionText {
     int floor = 1;  // of levels
 };
 
-/// The attention of all layers in at most `most_bytes` where possible: small weights become 0 first,
-/// then every second head is left out, and so on.
+/// The attention of all layers in at most `most_bytes` where possible: small weights become 0
+/// first, then every second head is left out, and so on.
 AttentionText attention_text(const Inside& inside, size_t most_bytes);
 
 }  // namespace train_gpt

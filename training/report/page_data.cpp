@@ -35,8 +35,8 @@ std::string array_of_differences(std::vector<double> values) {
 
 std::string quoted(const std::string& text) { return to_text(Json(text)); }
 
-/// The tokens per second at the measured rate of matrix products. Each start measures it again; this
-/// is the median over the steps. 0 if it is unknown.
+/// The tokens per second at the measured rate of matrix products. Each start measures it again;
+/// this is the median over the steps. 0 if it is unknown.
 double limit_of(const MetricsTable& training) {
     const std::vector<double> rate = training.column("tokens_per_second"),
                               share = training.column("peak_fraction");

@@ -34,7 +34,8 @@ struct RunMark {
 /// left.
 std::vector<RunMark> marks_of(const RecordedRun& run);
 
-/// One JSON object, {"stamp": …, "runs": […]}. The stamp differs when there is more to show. Each run is an object with
+/// One JSON object, {"stamp": …, "runs": […]}. The stamp differs when there is more to show.
+/// Each run is an object with
 ///
 ///   "name", "clip", "vocabulary", "limit" (tokens per second at the measured rate of products)
 ///   "curves"    {NAME: {"x": [first, then differences], "y": […]}}

@@ -71,6 +71,15 @@ std::string axes(const Plot& plot) {
            label(left - 48, top - 14, "start", "nats per token");
 }
 
+/// The highest value to show: single losses of 10^7, say, would flatten all others. Where the
+/// highest is 20 times as far above the lowest as 98 of 100 values are, it is left out.
+double highest_shown(std::vector<double> values) {
+    std::ranges::sort(values);
+    const double low = values.front(), high = values.back(),
+                 usual = values[(values.size() - 1) * 98 / 100];
+    return usual > low && high - low > 20 * (usual - low) ? usual + 0.5 * (usual - low) : high;
+}
+
 struct LossCurves {
     Curve loss, mean, validation;
 };
@@ -125,15 +134,20 @@ std::string legend(const std::vector<RecordedRun>& runs) {
 
 std::string loss_picture(const std::vector<RecordedRun>& runs, int pixels) {
     std::vector<LossCurves> curves;
+    std::vector<double> losses;
     Plot plot;
     for (const RecordedRun& run : runs) {
         curves.push_back(loss_curves(run, pixels));
         for (const Curve* curve : {&curves.back().loss, &curves.back().validation}) {
             for (const double x : curve->x) plot.x.include(x);
             for (const double y : curve->y) plot.y.include(y);
+            losses.insert(losses.end(), curve->y.begin(), curve->y.end());
         }
     }
     if (plot.x.low > plot.x.high) plot.x = plot.y = {0, 1};  // no loss was finite
+    const double highest = plot.y.high;
+    if (!losses.empty()) plot.y.high = highest_shown(losses);
+    const bool cut = plot.y.high < highest;
     plot.x.low = std::min(plot.x.low, 0.0);
     plot.x.high = std::max(plot.x.high, plot.x.low + 1);
     const double margin = std::max(0.04 * (plot.y.high - plot.y.low), 1e-3);
@@ -154,9 +168,16 @@ std::string loss_picture(const std::vector<RecordedRun>& runs, int pixels) {
         "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n";
     text += formatted("<g font-size=\"18\" font-weight=\"bold\">") +
             label(left - 48, 26, "start", title) + "</g>\n" + axes(plot);
+    if (cut)
+        text += label(left + 80, top - 14, "start",
+                      formatted("; some are higher, up to %.3g", highest));
+    text += formatted(
+        "<clipPath id=\"area\"><rect x=\"%.0f\" y=\"%.0f\" width=\"%.0f\" height=\"%.0f\"/>"
+        "</clipPath>\n<g clip-path=\"url(#area)\">\n",
+        left - 6, top - 6, width - left - right + 12, height - top - bottom + 12);
     for (size_t r = 0; r < runs.size(); ++r)
         text += drawn(plot, curves[r], run_colours[r % most_runs], runs.size() > 1);
-    return text + legend(runs) + "</svg>\n";
+    return text + "</g>\n" + legend(runs) + "</svg>\n";
 }
 
 }  // namespace train_gpt

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Runs the lessons in scripts/lessons/ and checks the numbers that they print and claim. On two
+# quiet CPU cores they take less than 15 minutes together. `make test-full` calls it.
+#   usage: scripts/check-lessons.sh
+#   TRAIN_GPT=program     default: build/train_gpt
+#   LESSONS_DIR=folder    default: build/lessons, which is made anew
+# Without the text (Debian's bible-kjv), prints that and skips. The last line that it prints is
+# "N passed, M failed".
+[ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
+set -u
+cd "$(dirname "$0")/.." || exit
+export LC_ALL=C.UTF-8
+export LESSONS_DIR=${LESSONS_DIR:-build/lessons}
+unset TEXT
+if ! command -v bible > /dev/null; then
+    echo "skipped: the lessons, since there is no bible-kjv (on Debian: apt-get install bible-kjv)"
+    echo "0 passed, 0 failed"
+    exit
+fi
+rm -rf "$LESSONS_DIR"
+mkdir -p "$LESSONS_DIR"
+passed=0 failed=0
+check() {  # check CLAIM: counts the exit code of the command before it
+    if [ "$1" = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "failed: $2"; fi
+}
+
+# Lesson, what it measures, the least and the largest value. The numbers are those of one text, seed
+# and vocabulary. Losses differ a little between processors, which add up in other orders.
+claims='1-tokenizer;bytes of a token with a vocabulary of 257;1;1
+1-tokenizer;bytes of a token with a vocabulary of 512;2.3;2.45
+1-tokenizer;bytes of a token with a vocabulary of 4096;3.85;4
+1-tokenizer;bytes of a token with a vocabulary of 16384;4.2;4.4
+1-tokenizer;weights of the embedding of 16384 vectors of 128;2097152;2097152
+2-loss;loss of the first step, before the weights move;8.25;8.45
+2-loss;ln 4096;8.3178;8.3178
+2-loss;validation loss after 150 steps;4.3;4.47
+2-loss;perplexity;70;90
+2-loss;bits per byte;1.58;1.65
+2-loss;bytes of a token, from loss and bits;3.85;4
+2-loss;bits per byte of gzip -9;2.2;2.5
+CLAIMS3
+6-plan;weights;405853388800;405853388800
+6-plan;FLOPs of a token;2.5e12;2.55e12
+6-plan;memory of a rank without a pipeline, GiB;100;130
+6-plan;memory of a rank with a pipeline of 16, GiB;20;80
+6-plan;share of the peak (MFU), percent;20;45
+6-plan;days for 15 trillion tokens;50;130'
+
+for lesson in scripts/lessons/[1-9]-*.sh; do
+    name=$(basename "$lesson" .sh)
+    began=$SECONDS
+    "$lesson" > "$LESSONS_DIR/$name.txt" 2>&1
+    check $? "$lesson ends with an error: $(tail -n 1 "$LESSONS_DIR/$name.txt")"
+    echo "$name: $((SECONDS - began)) s"
+done
+number() {  # number LESSON WHAT: what a lesson has measured
+    grep -F "measured: $2 = " "$LESSONS_DIR/$1.txt" | head -n 1 | sed 's/.* = \([^ ]*\).*/\1/'
+}
+while IFS=';' read -r lesson what least most; do
+    value=$(number "$lesson" "$what")
+    awk -v v="$value" -v a="$least" -v b="$most" \
+        'BEGIN { exit !(v != "" && v + 0 >= a && v + 0 <= b) }'
+    check $? "$lesson: $what is ${value:-not printed}, and should be from $least to $most"
+done <<< "$claims"
+# Claims that are relations
+[ -n "$(number 5-ranks 'last loss on one rank')" ] &&
+    [ "$(number 5-ranks 'last loss on one rank')" = "$(number 5-ranks 'last loss on two ranks')" ]
+check $? "the losses of one rank and of two are the same digits"
+[ "$passed" -gt 0 ] || failed=$((failed + 1))
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
