@@ -712,6 +712,8 @@ TEST_CASE("a report says how a run computes, with which batch and command, and i
     CHECK(fact_of(page(), "Spikes") == "1, at step 12");
     add({{"event", "spike"}, {"step", 34}, {"time", 1'700'000'002}, {"text", "spike: step 34"}});
     CHECK(fact_of(page(), "Spikes") == "2, the last one at step 34");
+    CHECK(fact_of(page(), "What was said of spikes") ==
+          "<ul class=\"files\"><li>spike: step 12</li><li>spike: step 34</li></ul>");
     CHECK(data_of(page()).at("runs").at(0).at("marks") ==
           nlohmann::json::parse(R"([[12,"spike"],[34,"spike"]])"));
     add({{"event", "start"}, {"step", 20}, {"time", 1'700'000'003}, {"resumes", true}});

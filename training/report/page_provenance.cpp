@@ -103,6 +103,19 @@ std::string mesh_of(const RecordedRun& run, double ranks) {
            html(setting_text("parallel.zero", run.setting("parallel.zero")));
 }
 
+/// What was said about the last spikes.
+std::string spikes_html(const RecordedRun& run) {
+    constexpr size_t most = 5;
+    std::vector<std::string> texts;
+    for (const Json& line : run.history())
+        if (field_text(line, "event") == "spike") texts.push_back(field_text(line, "text"));
+    std::string text;
+    if (texts.size() > most) text += concat("<li>… ", texts.size() - most, " earlier ones</li>");
+    for (size_t i = texts.size() - std::min(texts.size(), most); i < texts.size(); ++i)
+        text += "<li>" + html(shortened(texts[i], 400)) + "</li>";
+    return text.empty() ? "" : "<ul class=\"files\">" + text + "</ul>";
+}
+
 /// The command of the last start, with the quotes that a shell needs.
 std::string command_of(const Json& start) {
     const Json words = start.value("command", Json());
@@ -185,6 +198,7 @@ std::vector<Fact> provenance_of(const RecordedRun& run) {
     return {{"Folder", html(run.folder().string())},
             {"Command", command_of(start)},
             {"Starts and ends", events_html(run)},
+            {"What was said of spikes", spikes_html(run)},
             {"Program", html(field_text(start, "version").empty() ? field_text(manifest, "program")
                                                                   : field_text(start, "version"))},
             {"Device", html(device)},
