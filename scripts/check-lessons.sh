@@ -3,7 +3,7 @@
 # quiet CPU cores they take less than 15 minutes together. `make test-full` calls it.
 #   usage: scripts/check-lessons.sh
 #   TRAIN_GPT=program     default: build/train_gpt
-#   LESSONS_DIR=folder    default: build/lessons, which is made anew
+#   LESSONS_DIR=folder    new or empty; default: build/lessons, which is made anew
 # Without the text (Debian's bible-kjv), prints that and skips. The last line that it prints is
 # "N passed, M failed".
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
@@ -17,10 +17,14 @@ if ! command -v bible > /dev/null; then
     echo "0 passed, 0 failed"
     exit
 fi
-rm -rf "$LESSONS_DIR"
+[ "$LESSONS_DIR" != build/lessons ] || rm -rf build/lessons
 mkdir -p "$LESSONS_DIR"
+[ -z "$(ls -A "$LESSONS_DIR")" ] || {
+    echo "error: $LESSONS_DIR is not empty; name a new folder" >&2
+    exit 2
+}
 passed=0 failed=0
-check() {  # check CLAIM: counts the exit code of the command before it
+check() {  # check CODE CLAIM: counts an exit code
     if [ "$1" = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "failed: $2"; fi
 }
 
@@ -38,13 +42,31 @@ claims='1-tokenizer;bytes of a token with a vocabulary of 257;1;1
 2-loss;bits per byte;1.58;1.65
 2-loss;bytes of a token, from loss and bits;3.85;4
 2-loss;bits per byte of gzip -9;2.2;2.5
-CLAIMS3
+3-optimizers;validation loss of AdamW at 0.002;4.74;4.94
+3-optimizers;validation loss of AdamW at 0.004;4.7;4.93
+3-optimizers;validation loss of AdamW at 0.008;4.95;5.6
+3-optimizers;validation loss of Muon;4.3;4.47
+3-optimizers;what Muon gains;0.3;0.6
+4-mixture;weights of the dense model;1901696;1901696
+4-mixture;weights of the mixture;3675296;3675296
+4-mixture;weights of the mixture that a token passes;1905824;1905824
+4-mixture;validation loss of the dense model;4.53;4.72
+4-mixture;difference of the two;-0.05;0.1
+4-mixture;busiest expert, over the mean, with balance;1;1.8
+4-mixture;busiest expert, over the mean, without;2;4
+5-ranks;exit code of the comparison;0;0
+5-ranks;ranks of the second run;2;2
+5-ranks;last loss on one rank;5.5;5.72
 6-plan;weights;405853388800;405853388800
 6-plan;FLOPs of a token;2.5e12;2.55e12
-6-plan;memory of a rank without a pipeline, GiB;100;130
-6-plan;memory of a rank with a pipeline of 16, GiB;20;80
-6-plan;share of the peak (MFU), percent;20;45
-6-plan;days for 15 trillion tokens;50;130'
+6-plan;memory of a rank without a pipeline, GiB;280;310
+6-plan;memory of a rank with a pipeline of 16, GiB;55;77
+6-plan;bubble, percent of a step;45;57
+6-plan;share of the peak (MFU), percent;20;30
+6-plan;memory of a rank, interleaved, GiB;55;77
+6-plan;bubble, interleaved, percent;15;30
+6-plan;MFU, interleaved, percent;33;45
+6-plan;days for 15 trillion tokens;60;85'
 
 for lesson in scripts/lessons/[1-9]-*.sh; do
     name=$(basename "$lesson" .sh)
