@@ -7,13 +7,18 @@ scripts/check-report.sh calls it. Pages, screenshots and a PDF go into FOLDER. W
 the runs that it makes up. The last line that it prints is "N passed, M failed".
 """
 import html.parser
+import http.server
 import json
 import math
 import pathlib
 import random
 import re
+import signal
 import subprocess
 import sys
+import threading
+import urllib.error
+import urllib.request
 
 passed = failed = 0
 
@@ -409,6 +414,53 @@ def check_windows(browser, folder, program, runs):
     (folder / "window.html").unlink()
 
 
+def check_live(browser, folder, program):
+    """The page of a live report, which loads itself again when the run has gone on. The browser
+    reaches it through a server that appends a step when the page first asks for data."""
+    run = make_run(folder / "runs" / "live", 200, 11)
+    live = subprocess.Popen([program, "report", "--live", str(run)], stdout=subprocess.PIPE,
+                            text=True)
+    address = re.search(r"http://\S+/", live.stdout.readline())[0]
+    asked = []
+
+    class Between(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            if asked.count("/data") == 1:
+                with open(run / "metrics.jsonl", "a") as metrics:
+                    metrics.write(json.dumps({"step": 300, "loss": 2.75, "seconds": 99}) + "\n")
+            try:
+                with urllib.request.urlopen(address + self.path.removeprefix("/")) as answer:
+                    content, headers = answer.read(), answer.headers
+                    self.send_response(answer.status)
+            except urllib.error.HTTPError as error:  # a browser asks for a favicon
+                content, headers = error.read(), error.headers
+                self.send_response(error.code)
+            for name in ("Content-Type", "Content-Security-Policy"):
+                self.send_header(name, headers[name])
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Between)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    done = subprocess.run(
+        [browser.program, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+         "--virtual-time-budget=15000", "--dump-dom", f"http://127.0.0.1:{server.server_port}/"],
+        capture_output=True, text=True, timeout=120, check=False)
+    server.shutdown()
+    live.send_signal(signal.SIGINT)
+    check(live.wait(60) == 0, "a live report ends at Ctrl-C")
+    console = [line for line in done.stderr.splitlines()
+               if "CONSOLE" in line and "favicon" not in line]
+    check(not console, f"live: nothing is written to the console: {console[:3]}")
+    check(asked.count("/") >= 2 and "/data" in asked, f"live: the page loads itself again: {asked}")
+    loss = Drawing(done.stdout).plots.get("loss")
+    check(loss and loss["domain"][1] == 300, f"live: the new step is drawn: {loss and loss['domain']}")
+
+
 def photograph(browser, folder, page):
     """Screenshots, each of which must be a picture of some size."""
     phone = folder / "phone.html"  # windows have a least width
@@ -452,6 +504,7 @@ def main():
         small = make_run(runs / "small", 2000, seed + 3, layers=5, experts=8)
         large = make_run(runs / "large", 30_000, seed + 4, layers=48, experts=128)
         check_windows(browser, folder, program, (short, other))
+        check_live(browser, folder, program)
         check_page(browser, folder, "one", [short], program)
         check_page(browser, folder, "mixture", [large], program)
         check_page(browser, folder, "mixtures", [large, small, short], program)
