@@ -141,6 +141,12 @@ NVCC_FLAGS := -std=c++20 -O3 $(if $(filter portable,$(VARIANT)),--compress-mode=
     $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
     -gencode arch=compute_$(LATER_GPUS),code=compute_$(LATER_GPUS) \
     $(if $(filter-out 0,$(WERROR)),-Werror all-warnings) -Xcompiler=-fopenmp,-Wall,-Wextra
+# Files with Hopper's own instructions (wgmma), which only code for sm_90a has. Simulators read its PTX.
+SM90A_OBJECTS := $(patsubst %,$(O)/%.o,$(filter-out $(HOST_CUDA_SOURCES),$(filter %wgmma.cu %wgmma_forward.cu %wgmma_backward.cu,$(CUDA_SOURCES))))
+ifneq ($(filter 90,$(CUDA_ARCHS)),)
+$(SM90A_OBJECTS): private NVCC_FLAGS := $(filter-out -gencode arch=%,$(NVCC_FLAGS)) \
+    -gencode arch=compute_90a,code=[sm_90a$(comma)compute_90a] -DTRAIN_GPT_SM90A
+endif
 LIBRARIES += -L$(CUDA_PATH)/lib64 -Wl,-rpath,$(CUDA_PATH)/lib64 -lcudart
 ifeq ($(VARIANT),portable)
 LIBRARIES += -Wl,-rpath,'$$ORIGIN':/usr/local/cuda/lib64

@@ -21,12 +21,14 @@ class Queue;  // a cudaStream_t and the library handles that work on it needs; c
 /// stream's scratch memory is planned.
 struct KernelSettings {
     enum class Gemm : uint8_t { automatic, onednn, own };
-    enum class Attention : uint8_t { automatic, own, cudnn };
+    enum class Attention : uint8_t { automatic, own, cudnn, wgmma };
     enum class Epilogues : uint8_t { automatic, fused, separate };
+    enum class Grouped : uint8_t { automatic, own, wgmma };
 
     // Matrix products on the CPU; automatic: oneDNN, if the build found it, where it is faster.
     Gemm gemm = Gemm::automatic;
-    // Attention on a GPU; automatic: the faster, as timed when a training shape is first seen.
+    // Attention on a GPU; automatic: the fastest, as timed when a training shape is first seen;
+    // wgmma: our own kernels for sm_90a, or else our own for any GPU.
     Attention attention = Attention::automatic;
     // Not to use what gives other bits from run to run: one of cuDNN's ways to compute attention.
     bool deterministic = true;
@@ -39,6 +41,9 @@ struct KernelSettings {
     bool tf32 = false;
     // Some products are in fp8, which need scratch memory for rounded operands.
     bool fp8 = false;
+    // Products of experts in bf16 on a GPU; own: our kernels for any GPU; wgmma: those for sm_90a,
+    // where they can run; automatic: with autotune the fastest, else as own.
+    Grouped grouped = Grouped::automatic;
     // Multiprocessors of a GPU that a matrix product leaves to kernels of other streams.
     int reserved_sms = 0;
 };

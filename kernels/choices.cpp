@@ -9,6 +9,7 @@
 #include "device/cuda_queue.h"
 #include "kernels/attention/cudnn.h"
 #include "kernels/attention/engine.h"
+#include "kernels/experts/grouped_ways.h"
 #include "kernels/linear/gemm_cublas.h"
 #endif
 
@@ -31,7 +32,8 @@ std::string kernel_choices([[maybe_unused]] const Stream& stream) {
 #ifdef TRAIN_GPT_CUDA
     if (stream.queue)
         return stream.queue->kept<cuda::GemmPlans>().choices() +
-               stream.queue->kept<cuda::AttentionEngines>().choices();
+               stream.queue->kept<cuda::AttentionEngines>().choices() +
+               stream.queue->kept<cuda::GroupedWays>().choices();
 #endif
     return "";
 }
@@ -40,7 +42,7 @@ std::string kernel_choices([[maybe_unused]] const Stream& stream) {
 namespace {
 
 struct OfOperations {
-    std::string attention, products;
+    std::string attention, products, grouped;
 };
 
 OfOperations apart(const std::string& choices) {
@@ -50,7 +52,9 @@ OfOperations apart(const std::string& choices) {
     OfOperations found;
     std::istringstream lines(choices);
     for (std::string line; std::getline(lines, line);)
-        (line.starts_with("attention ") ? found.attention : found.products) += line + "\n";
+        (line.starts_with("attention ") ? found.attention
+         : line.starts_with("grouped ") ? found.grouped
+                                        : found.products) += line + "\n";
     return found;
 }
 
@@ -64,6 +68,7 @@ void set_kernel_choices([[maybe_unused]] Stream& stream,
     const OfOperations chosen = apart(choices);
     stream.queue->kept<cuda::AttentionEngines>().set_choices(chosen.attention);
     stream.queue->kept<cuda::GemmPlans>().set_choices(chosen.products);
+    stream.queue->kept<cuda::GroupedWays>().set_choices(chosen.grouped);
 #endif
 }
 
@@ -71,15 +76,17 @@ bool unite_kernel_choices([[maybe_unused]] Stream& stream,
                           [[maybe_unused]] const std::vector<std::string>& choices) {
 #ifdef TRAIN_GPT_CUDA
     if (!stream.queue) return false;
-    std::vector<std::string> attention, products;
+    std::vector<std::string> attention, products, grouped;
     for (const std::string& text : choices) {
         OfOperations of_rank = apart(text);
         attention.push_back(std::move(of_rank.attention));
         products.push_back(std::move(of_rank.products));
+        grouped.push_back(std::move(of_rank.grouped));
     }
     const bool engine = stream.queue->kept<cuda::AttentionEngines>().unite_choices(attention);
     const bool algorithm = stream.queue->kept<cuda::GemmPlans>().unite_choices(products);
-    return engine || algorithm;
+    const bool way = stream.queue->kept<cuda::GroupedWays>().unite_choices(grouped);
+    return engine || algorithm || way;
 #else
     return false;
 #endif

@@ -226,6 +226,25 @@ def kernels(dtype):
     return run
 
 
+# Attention of a layer of 124M, 1558M and (heads of keys counted as heads of queries) Llama 3 8B; the experts of OLMoE.
+HOPPER_SHAPES = (("attention_forward,attention_backward", "B=64,T=1024,H=12,D=64"), ("attention_forward,attention_backward", "B=16,T=1024,H=25,D=64"),
+                 ("attention_forward,attention_backward", "B=1,T=8192,H=32,D=128"), ("attention_window_forward,attention_window_backward", "B=1,T=8192,W=128,H=64,D=64"),
+                 ("grouped_linear_forward,grouped_linear_backward_input,grouped_linear_backward_weight", "M=16384,E=64,k=8,N=2048,K=2048"))
+
+
+def hopper(work):
+    """The kernels for sm_90a (docs/kernels.md predicts their times) beside the older ones and cuDNN, at shapes of the presets."""
+    if "sm_90" not in work.machine.version:
+        work.lines += ["The GPU is not of sm_90."]
+        return
+    shapes = [("attention_forward", "B=1,T=32,H=1,D=64")] if work.tiny else HOPPER_SHAPES
+    for kernels_of_shape, shape in shapes:
+        for kernel in kernels_of_shape.split(","):
+            output = work.run(work.program("compare"), kernel, "--device", "cuda", "--dtype", "bf16", "--shape", shape,
+                              *(["--repeat", 0] if work.tiny else ["--no-reference"]))
+            work.lines += [f"{kernel}, {shape}:", "", *(line for line in output.splitlines() if line.startswith("|")), ""]
+
+
 NCU_TIME, NCU_BYTES = "gpu__time_duration.sum", ("dram__bytes_read.sum", "dram__bytes_write.sum")
 
 
@@ -284,6 +303,7 @@ PARTS = [
          tests("[cuda]" + "".join(f"~[{tag}]" for tag in STARTS_PROGRAMS), "gelu may overwrite*")),
     Part("124M", 4, "A training step of 124M", step("124M"), keeps=True),
     Part("kernels", 6, "Kernels against float64 and their limits, bf16", kernels("bf16")),
+    Part("hopper", 3, "Kernels for sm_90a beside the older ones", hopper),
     Part("losses", 4, "Training on the GPU and on the CPU", losses),
     Part("1558M", 8, "A training step of 1558M", step("1558M"), keeps=True),
     Part("profile", 3, "Where the time of a step goes", profile),
@@ -292,9 +312,9 @@ PARTS = [
     Part("tests-runs", 6, "Tests of whole runs on the GPU",
          tests(",".join(f"[cuda][{tag}]" for tag in STARTS_PROGRAMS), "gelu takes tensors*")),
     Part("1558M-pytorch", 8, "A training step of 1558M beside PyTorch", step("1558M", True), keeps=True),
-    Part("ncu", 4, "Kernels by Nsight Compute", ncu),
-    Part("nsys", 4, "Kernels of whole steps by Nsight Systems", nsys),
-    Part("kernels-fp32", 6, "Kernels against float64 and their limits, fp32", kernels("fp32")),
+    Part("ncu", 3, "Kernels by Nsight Compute", ncu),
+    Part("nsys", 3, "Kernels of whole steps by Nsight Systems", nsys),
+    Part("kernels-fp32", 5, "Kernels against float64 and their limits, fp32", kernels("fp32")),
 ]
 
 

@@ -28,10 +28,13 @@ from concurrent.futures import ThreadPoolExecutor
 os.environ.setdefault("GPUSIM_MEM", "8G")
 parser = argparse.ArgumentParser(description=__doc__,
                                  formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--simulator", required=True)
+parser.add_argument("--simulator")
+parser.add_argument("--hopper", action="store_true", help="only the kernels for sm_90a")
 parser.add_argument("--program", default="build/train_gpt")
 parser.add_argument("--nvcc", default="nvcc")
 args = parser.parse_args()
+if not args.simulator and not args.hopper:
+    parser.error("--simulator is missing: the folder of the simulator's libraries")
 
 B, T, C, H, V, HEAD = 2, 512, 768, 12, 50257, 64
 M, VP = B * T, (V + 127) // 128 * 128
@@ -152,7 +155,17 @@ KNOWN_SPILLS = {
     "relu_squared: relu_squared_elements<bf16, true>": 16,
     "tile_backward: backward_keys_kernel<64, false>": 40,
     "tile_backward: backward_keys_kernel<64, true>": 52,
+    # Once for each tile of keys, outside of its loop.
+    "wgmma_backward: backward_keys_kernel<128, false>": 8,
 }
+
+# The kernels for sm_90a, and what a Hopper GPU can do (H200; H100 has 3.35 TB/s of memory).
+WGMMA_SOURCES = ["kernels/attention/wgmma_forward.cu", "kernels/attention/wgmma_backward.cu",
+                 "kernels/experts/grouped_wgmma.cu"]
+SMS, FLOPS, MEMORY_RATE, SHARED_RATE = 132, 989e12, 4.8e12, 33e12
+EXPONENTIALS = 16 * SMS * FLOPS / (4096 * SMS)  # 16 in each clock of a multiprocessor, per second
+# What share of the time that the busiest unit needs we expect to be the time of a kernel.
+EXPECTED = 0.6
 
 
 def demangled(name):
@@ -177,7 +190,8 @@ ARCHITECTURES = ["90", "100", "120"]
 def compile_to(cubin, source, architecture):
     """Compiles a file; returns what ptxas says."""
     command = [args.nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-I.",
-               "-DTRAIN_GPT_CUDA", "-gencode",
+               "-DTRAIN_GPT_CUDA", *(["-DTRAIN_GPT_SM90A"] if architecture == "90a" else []),
+               "-gencode",
                f"arch=compute_{architecture},code=sm_{architecture}", "-Xptxas", "-v", "-cubin",
                "-o", cubin, source]
     run = subprocess.run(command, capture_output=True, text=True)
@@ -188,7 +202,7 @@ def compile_to(cubin, source, architecture):
 
 def resources_of(architecture, source):
     """{kernel: (registers, bytes of local memory that are spilled and read back or, if none are, of
-    arrays in it, static shared bytes)}"""
+    arrays in it, static shared bytes)}, and what ptxas said."""
     found = {}
     with tempfile.NamedTemporaryFile(suffix=".cubin") as out:
         log = compile_to(out.name, source, architecture)
@@ -200,7 +214,7 @@ def resources_of(architecture, source):
         spills = spills or int(re.search(r"(\d+) bytes stack frame", entry).group(1))
         shared = re.search(r"(\d+) bytes smem", entry)
         found[name] = (registers, spills, int(shared.group(1)) if shared else 0)
-    return found
+    return found, log
 
 
 def resources():
@@ -209,10 +223,207 @@ def resources():
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         logs = [[pool.submit(resources_of, architecture, source) for source in sources]
                 for architecture in ARCHITECTURES]
-        each = [{name: of_kernel for log in logs_of_one for name, of_kernel in log.result().items()}
-                for logs_of_one in logs]
+        each = [{name: of_kernel for log in logs_of_one
+                 for name, of_kernel in log.result()[0].items()} for logs_of_one in logs]
     return {name: tuple([found[name][i] for found in each if name in found] for i in range(3))
             for name in each[0]}
+
+
+class Tile:
+    """What a kernel does for a tile: FLOPs, bytes of shared memory that wgmma reads and copies
+    write, exponentials. wgmma reads 64 × 16 elements of a left operand, unless it is in registers,
+    and 16 columns of the right one, for each warpgroup."""
+
+    def __init__(self, kernel, size, shared_bytes, reason, key):
+        self.kernel, self.size, self.shared_bytes, self.reason = kernel, size, shared_bytes, reason
+        self.key = key  # of the prediction
+        self.flops = self.traffic = self.exponentials = 0
+
+    def product(self, rows, columns, depth, left_in_registers=False):
+        self.flops += 2 * rows * columns * depth
+        left = 0 if left_in_registers else 64 * 16 * 2
+        self.traffic += rows // 64 * depth // 16 * (left + columns * 16 * 2)
+        return self
+
+    def copy(self, rows, columns):
+        self.traffic += 2 * rows * -(-columns // 64) * 64  # panels of 64 columns
+        return self
+
+    def seconds(self):
+        """Of each unit, if all multiprocessors compute such tiles."""
+        return [self.flops / FLOPS, self.traffic / SHARED_RATE, self.exponentials / EXPONENTIALS]
+
+
+def tilings_of(function):
+    """{head size: (block_n, stages, held)} as a function of wgmma_tile.cuh says."""
+    text = open("kernels/attention/wgmma_tile.cuh", encoding="utf-8").read()
+    body = re.search(rf"HopperTiling {function}\(int head\) {{(.*?)\n}}", text, re.DOTALL).group(1)
+    limit = int(re.search(r"head <= (\d+)", body).group(1))
+    small, large = [tuple(map(int, numbers.split(",")))
+                    for numbers in re.findall(r"HopperTiling{([\d, ]+)}", body)]
+    return {head: small if head <= limit else large for head in (64, 96, 128)}
+
+
+def hopper_tiles():
+    tiles = []
+    for head, (block_n, stages, held) in tilings_of("hopper_forward_tiling").items():
+        panels = -(-head // 64)
+        shared = (held * 128 + 2 * stages * block_n) * 128 * panels + 16 * (held + 2 * stages) + 1023
+        tile = Tile(f"`wgmma_forward`, D = {head}", f"128 × {block_n}, {stages} stages of keys and of "
+                    f"values, {held} of queries", shared, "", ("forward", head))
+        tile.product(128, block_n, head).product(128, head, block_n, True)
+        tile.copy(2 * block_n, head).exponentials = 128 * block_n
+        tiles.append(tile)
+    for head, (block_n, stages, held) in tilings_of("hopper_queries_tiling").items():
+        panels = -(-head // 64)
+        shared = (held * 256 + 2 * stages * block_n) * 128 * panels + 16 * (held + stages) + 1023
+        tile = Tile(f"`wgmma_backward`, dq, D = {head}", f"128 × {block_n}, {stages} stages of keys "
+                    f"and values, {held} of queries and dout", shared, "", ("dq", head))
+        tile.product(128, block_n, head).product(128, block_n, head)
+        tile.product(128, head, block_n, True)
+        tile.copy(2 * block_n, head).exponentials = 128 * block_n
+        tiles.append(tile)
+    for head, (block_n, stages, held) in tilings_of("hopper_keys_tiling").items():
+        panels = -(-head // 64)
+        shared = ((held * 256 + 2 * stages * block_n) * 128 * panels + stages * 8 * block_n +
+                  16 * (held + stages) + 4 * stages + 1023)
+        tile = Tile(f"`wgmma_backward`, dk and dv, D = {head}", f"128 × {block_n}, {stages} stages of "
+                    f"queries and dout, {held} of keys and values", shared, "", ("keys", head))
+        tile.product(128, block_n, head).product(128, block_n, head)
+        tile.product(128, head, block_n, True).product(128, head, block_n, True)
+        tile.copy(2 * block_n, head).exponentials = 128 * block_n
+        tiles.append(tile)
+    for block_n, stages in ((128, 6), (256, 4)):
+        shared = stages * (128 + block_n) * 128 + 16 * stages + 1023 + 4 * 513
+        tile = Tile(f"`grouped_wgmma`, 128 × {block_n}", f"slices of 64, {stages} stages", shared, "",
+                    ("grouped", block_n))
+        tile.product(128, block_n, 64).copy(128 + block_n, 64)
+        tiles.append(tile)
+    return tiles
+
+
+def causal_tiles(T, block_n):
+    """Pairs of a tile of 128 and one of block_n that a causal pass visits."""
+    return sum(-(-min(row + 128, T) // block_n) for row in range(0, T, 128))
+
+
+# Forward and backward passes of attention of a layer: B, T, heads, key heads, head size.
+ATTENTION_SHAPES = {"GPT-2 124M": (64, 1024, 12, 12, 64), "GPT-2 1558M": (16, 1024, 25, 25, 64),
+                    "Llama 3 8B": (1, 8192, 32, 8, 128), "Qwen3 0.6B": (4, 4096, 16, 8, 128)}
+# Grouped products: rows, experts, N, K.
+GROUPED_SHAPES = {"OLMoE, up": (131072, 64, 2048, 2048), "OLMoE, down": (131072, 64, 2048, 1024)}
+
+
+def predicted(seconds, moved):
+    """Milliseconds, and which unit is the busiest."""
+    units = dict(zip(("products", "shared memory", "exponentials"), seconds))
+    units["memory"] = moved / MEMORY_RATE
+    busiest = max(units, key=units.get)
+    return 1e3 * units[busiest] / EXPECTED, busiest
+
+
+def print_predictions(tiles):
+    by_key = {tile.key: tile for tile in tiles}
+    print("| shape | pass | GFLOPs computed | busiest unit | its time, ms | predicted, ms |")
+    print("|---|---|---|---|---|---|")
+    for name, (batch, length, heads, key_heads, head) in ATTENTION_SHAPES.items():
+        of_queries = 2 * batch * length * heads * head
+        of_keys = 2 * batch * length * key_heads * head
+        for title, key, moved in (("forward", "forward", 2 * of_queries + 2 * of_keys),
+                                  ("dq", "dq", 4 * of_queries + 2 * of_keys),
+                                  ("dk and dv", "keys", 2 * of_queries + 4 * of_keys)):
+            tile = by_key[key, head]
+            columns = int(re.search(r"128 × (\d+)", tile.size).group(1))
+            count = batch * heads * causal_tiles(length, columns)
+            ms, busiest = predicted([count * s for s in tile.seconds()], moved)
+            print(f"| {name}, B = {batch}, T = {length} | {title} | {count * tile.flops / 1e9:.0f} "
+                  f"| {busiest} | {ms * EXPECTED:.3f} | {ms:.2f} |")
+    for name, (rows, count_experts, n, k) in GROUPED_SHAPES.items():
+        for block_n in (128, 256):
+            tile = by_key["grouped", block_n]
+            # Half a tile of each expert's rows is empty on average.
+            row_tiles = rows / 128 + count_experts / 2
+            count = row_tiles * -(-n // block_n) * -(-k // 64)
+            moved = 2 * (rows * (n + k) + count_experts * n * k)
+            ms, busiest = predicted([count * s for s in tile.seconds()], moved)
+            print(f"| {name}, {rows} rows, {count_experts} experts | forward, 128 × {block_n} "
+                  f"| {count * tile.flops / 1e9:.0f} | {busiest} | {ms * EXPECTED:.3f} | {ms:.2f} |")
+    print()
+
+
+def check_hopper(found, warnings):
+    """Ends the program where ptxas did not do what the table of tiles says."""
+    wrong = [f"{name} has {registers} registers at its start, not 168"
+             for name, (registers, _, _) in found.items() if registers != 168]
+    wrong += [f"{name} spills {spills} bytes" for name, (_, spills, _) in found.items()
+              if spills > KNOWN_SPILLS.get(name, 0)]
+    wrong += [f"{tile.kernel} needs {tile.shared_bytes} bytes of shared memory"
+              for tile in hopper_tiles() if tile.shared_bytes > 227 << 10]
+    wrong += [f"ptxas says: {warning}" for warning in warnings]
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+def hopper_report():
+    found, warnings = {}, []
+    for source in WGMMA_SOURCES:
+        more, log = resources_of("90a", source)
+        found |= more
+        # wgmma that is waited for at once, and registers that are not given.
+        warnings += re.findall(r"\(C7\d+\).*", log)
+    check_hopper(found, warnings)
+    registers = {
+        source: re.search(r"producer_registers = (\d+), consumer_registers = (\d+)",
+                          open(source, encoding="utf-8").read()).groups()
+        for source in ("kernels/attention/wgmma_tile.cuh", "kernels/experts/grouped_wgmma.cu")}
+    tiles = hopper_tiles()
+    print("\n## Kernels for sm_90a\n")
+    paragraph(f"""Attention and grouped products with wgmma have {len(found)} kernels of 384
+        threads: a warpgroup that loads and two that multiply 64 rows each. They begin with 168
+        registers a thread; the first then keeps {' or '.join(r[0] for r in registers.values())}
+        (attention, grouped products), and the others have
+        {' or '.join(r[1] for r in registers.values())}. None spills in a loop; ptxas delays no
+        product for want of registers. Their shared memory is dynamic. Below, the FLOPs and bytes
+        of a tile (a slice of 64 of grouped products): bytes of shared memory are those that wgmma
+        reads, for each of the two warpgroups, and that copies write. The times are those of a
+        multiprocessor's part of the machine: {FLOPS / 1e12:.0f} TFLOP/s, {SHARED_RATE / 1e12:.0f}
+        TB/s of shared memory, 16 exponentials a clock. **Calculated, not measured.**""")
+    print("| kernel | tile | shared memory, B | MFLOPs | KiB of shared memory traffic "
+          "| µs: products | shared memory | exponentials |")
+    print("|---|---|---|---|---|---|---|---|")
+    for tile in tiles:
+        times = " | ".join(f"{1e6 * SMS * seconds:.2f}" for seconds in tile.seconds())
+        print(f"| {tile.kernel} | {tile.size} | {tile.shared_bytes} | {tile.flops / 1e6:.2f} "
+              f"| {tile.traffic / 1024:.0f} | {times} |")
+    print()
+    paragraph("""Why these sizes. A product of 64 × n × 16 with both operands in shared memory takes
+        n / 2 clocks and reads 2048 + 32·n bytes: 64 columns take as long to read as to multiply,
+        128 columns three quarters of that. So scores are 128 wide where registers allow (the
+        forward pass; dq for D = 64) and 64 elsewhere; the second products have their left operand
+        in registers, and read half as much. Two consumers and one block leave 232 registers a
+        thread, which hold for D = 128: 64 sums, 64 scores and 32 packed probabilities (forward);
+        64 sums, 32 scores, 32 gradients, 16 packed (dq); 128 sums, 64 and 32 (dk and dv). Stages
+        are as many as a product that runs beside the next tile's needs, and one more; a second
+        held tile lets the next tile's copies start while one is in use. Heads of 96 take the room
+        of 128. A forward pass of D = 64 has as many exponentials as it has time for: 1024 clocks of
+        each for 128 × 128 scores. Grouped products of 128 × 128 read more than they multiply, those
+        of 128 × 256 as much.""")
+    paragraph(f"""Predicted times of a pass over a causal layer: the time of the busiest unit,
+        divided by {EXPECTED}, on an H200 (memory {MEMORY_RATE / 1e12} TB/s). Tiles above the
+        diagonal are not visited; tiles on it are computed whole. **Predicted, not measured.**""")
+    print_predictions(tiles)
+    paragraph("""What to look at first on a GPU. 1. `scripts/first_hour.sh --only hopper`: each of
+        these kernels beside the older one and cuDNN. 2. With Nsight Compute, per kernel: the tensor
+        pipe's share (`sm__inst_executed_pipe_tensor`), the stall reasons of the consumers' warps:
+        waits for a barrier at `SYNCS` mean that copies come late (more stages, or fewer bytes);
+        waits at `WARPGROUP.DEPBAR` beside an idle tensor pipe mean that the two consumers do not
+        alternate (the turns of the forward pass). 3. Bank conflicts
+        (`l1tex__data_bank_conflicts_pipe_lsu`): none are expected, since operands never pass
+        through registers; stores of results write sectors of 32 bytes. 4. Local memory: none
+        in loops. 5. The blocks' ends: with few tiles a block's last tiles decide
+        (`sm__cycles_active`, smallest against largest). 6. For D = 64, the share of the
+        special-function units: if it is above 80 %, some exponentials are to be computed by
+        polynomials.""")
 
 
 def together(values):
@@ -389,6 +600,10 @@ def print_table(found, least_of):
     print()
 
 
+if args.hopper:
+    hopper_report()
+    raise SystemExit
+
 mixture = {name: counted for name, counted in
            (statistics(OTHER_MIXTURE) | statistics(MIXTURE)).items()
            if re.search(OF_MIXTURE, name) or value_of(LEAST_OF_MIXTURE, name)}
@@ -455,6 +670,8 @@ paragraph(f"""Of {len(compiled)} kernels {len(spilled)} spill registers to local
     arrays there (bytes written and read back): {'; '.join(names) or 'none'}. Of the
     {len(of_experts)} kernels of experts and sinks,
     {sum(name in spilled for name in of_experts) or 'none'} does.""")
+
+hopper_report()
 
 others = sorted(name for name in set(compiled) - set(dense) - set(mixture)
                 if not name.startswith("cub::"))

@@ -35,25 +35,39 @@ int architecture_of(const Device& device) {
     return 10 * major + minor;
 }
 
+bool has_wgmma(const Stream& stream) { return limits_of(stream).architecture == 90; }
+
 }  // namespace
 
 void attention_forward(Stream& stream, const AttentionForward& args) {
-    stream.queue->kept<AttentionEngines>().forward(stream, args, [&] {
-        if (can_be_tiled(args.shape, {args.q, args.k, args.v, args.out}))
+    const bool tiled = can_be_tiled(args.shape, {args.q, args.k, args.v, args.out});
+    const auto own = [&] {
+        if (tiled)
             attention_forward_tiled(stream, args);
         else
             attention_forward_general(stream, args);
-    });
+    };
+    AttentionEngines::Attempt wgmma;
+    if (tiled && has_wgmma(stream)) wgmma = [&] { return attention_forward_wgmma(stream, args); };
+    stream.queue->kept<AttentionEngines>().forward(stream, args, own, wgmma);
 }
 
 void attention_backward(Stream& stream, const AttentionBackward& args) {
     const bool tiled = can_be_tiled(
         args.shape, {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv});
     RowDeltas deltas;
-    const bool own = stream.queue->kept<AttentionEngines>().backward(stream, args, [&] {
+    const auto run_own = [&] {
         deltas = tiled ? attention_backward_tiled(stream, args)
                        : attention_backward_general(stream, args);
-    });
+    };
+    AttentionEngines::Attempt wgmma;
+    if (tiled && has_wgmma(stream))
+        wgmma = [&] {
+            const auto done = attention_backward_wgmma(stream, args);
+            if (done) deltas = *done;
+            return done.has_value();
+        };
+    const bool own = stream.queue->kept<AttentionEngines>().backward(stream, args, run_own, wgmma);
     if (!args.dsinks) return;
     if (own)
         attention_sink_gradient(stream, args, deltas);
@@ -64,6 +78,7 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
 size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape) {
     return std::max(
         {attention_backward_tiled_scratch_bytes(shape),
+         attention_backward_wgmma_scratch_bytes(shape),
          attention_backward_general_scratch_bytes(shape),
          attention_library_scratch_bytes(stream.settings, shape, architecture_of(stream.device))});
 }

@@ -1,5 +1,7 @@
 // The two CUDA implementations of attention; attention.cu chooses between them.
 #pragma once
+#include <optional>
+
 #include "kernels/attention/attention.h"
 
 namespace train_gpt::cuda {
@@ -18,6 +20,13 @@ struct RowDeltas {
 void attention_forward_tiled(Stream& stream, const AttentionForward& args);
 RowDeltas attention_backward_tiled(Stream& stream, const AttentionBackward& args);
 size_t attention_backward_tiled_scratch_bytes(const AttentionShape& shape);
+
+/// With wgmma and the tensor copy engine: wgmma_forward.cu and wgmma_backward.cu. For what the tensor
+/// cores' kernels above take, on GPUs of sm_90. False or nothing, and nothing submitted, where a tensor map
+/// cannot be made or the build has no code for sm_90a.
+bool attention_forward_wgmma(Stream& stream, const AttentionForward& args);
+std::optional<RowDeltas> attention_backward_wgmma(Stream& stream, const AttentionBackward& args);
+size_t attention_backward_wgmma_scratch_bytes(const AttentionShape& shape);
 
 /// For all arguments that the contract allows: general_forward.cu and general_backward.cu.
 void attention_forward_general(Stream& stream, const AttentionForward& args);

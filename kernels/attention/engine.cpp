@@ -51,9 +51,9 @@ namespace {
 using Wanted = KernelSettings::Attention;
 
 constexpr const char* direction_names[] = {"forward", "backward"};
-constexpr const char* way_names[] = {"own", "cudnn", "cudnn_ordered", "cudnn_unordered"};
+constexpr const char* way_names[] = {"own", "cudnn", "cudnn_ordered", "cudnn_unordered", "wgmma"};
 /// What follows the library's name.
-constexpr const char* way_notes[] = {"", "", " (ordered)", " (unordered)"};
+constexpr const char* way_notes[] = {"", "", " (ordered)", " (unordered)", ""};
 
 /// cuDNN's ways to compute a backward pass that the settings allow, that skip what a window hides
 /// and that do not need too much memory for one head, the preferred one first. Memory is planned
@@ -70,11 +70,16 @@ std::vector<AttentionWay> backward_ways(const KernelSettings& settings, const At
     return ways;
 }
 
-/// With our own kernels, if the settings leave the choice.
-std::vector<AttentionWay> with_own(std::vector<AttentionWay> ways, const KernelSettings& settings) {
-    if (settings.attention == Wanted::automatic) ways.push_back(AttentionWay::own);
+/// With our own kernels, if the settings leave the choice; those for sm_90a if they can be timed.
+std::vector<AttentionWay> with_own(std::vector<AttentionWay> ways, const KernelSettings& settings,
+                                   const AttentionEngines::Attempt& wgmma) {
+    if (settings.attention != Wanted::automatic) return ways;
+    ways.push_back(AttentionWay::own);
+    if (settings.autotune && wgmma) ways.push_back(AttentionWay::wgmma);
     return ways;
 }
+
+bool is_own(AttentionWay way) { return way == AttentionWay::own || way == AttentionWay::wgmma; }
 
 bool contains(const std::vector<AttentionWay>& ways, AttentionWay way) {
     return std::ranges::find(ways, way) != ways.end();
@@ -85,6 +90,7 @@ constexpr const char* heeds_no_window =
     "since cuDNN has no way here that skips what a window hides and always gives the same bits";
 constexpr const char* too_old = "since cuDNN is used with a window or sinks from 9.13 on";
 constexpr const char* fastest = "which are faster here";
+constexpr const char* no_wgmma = "since those for sm_90a cannot compute this shape on this GPU";
 
 /// Different queues fail for the same reasons: each line is printed only once.
 void say_once(const std::string& line) {
@@ -102,17 +108,18 @@ Value read_name(std::istream& from, const char* const (&names)[n]) {
     return static_cast<Value>(found - std::begin(names));
 }
 
-constexpr const char* sinks_suffix = ",sinks";
+constexpr const char *sinks_suffix = ",sinks", *own_suffix = ",own";
 
-/// A shape as a word of choices(). Calls with documents, which no library computes, have no choice.
-std::string word_of(const AttentionShape& s, bool with_sinks = false) {
+/// A shape as a word of choices(). of_own: only our own kernels compute it.
+std::string word_of(const AttentionShape& s, bool with_sinks, bool of_own) {
     return concat("B=", s.B, ",T=", s.T, ",S=", s.S, ",H=", s.H, ",H_kv=", s.H_kv, ",D=", s.D,
-                  has_window(s) ? concat(",window=", s.window) : "",
-                  with_sinks ? sinks_suffix : "");
+                  has_window(s) ? concat(",window=", s.window) : "", with_sinks ? sinks_suffix : "",
+                  of_own ? own_suffix : "");
 }
 
 bool is_shape(std::string word) {
-    if (word.ends_with(sinks_suffix)) word.resize(word.size() - std::strlen(sinks_suffix));
+    for (const char* suffix : {own_suffix, sinks_suffix})
+        if (word.ends_with(suffix)) word = word.substr(0, word.rfind(','));
     int numbers[7] = {}, end = 0, window_end = 0;
     const int found = std::sscanf(word.c_str(), "B=%d,T=%d,S=%d,H=%d,H_kv=%d,D=%d%n,window=%d%n",
                                   &numbers[0], &numbers[1], &numbers[2], &numbers[3], &numbers[4],
@@ -153,34 +160,44 @@ double AttentionEngines::median_seconds(Stream& stream, const Work& work) {
     return seconds[seconds.size() / 2];
 }
 
-void AttentionEngines::forward(Stream& stream, const AttentionForward& args, const Work& own) {
-    if (!args.lse) return own();
-    if (const std::string limit = cudnn_limit(args); !limit.empty()) {
-        run_own(forward_pass, own, "since " + limit);
+void AttentionEngines::forward(Stream& stream, const AttentionForward& args, const Work& own,
+                               const Attempt& wgmma) {
+    if (!args.lse) {
+        if (stream.settings.attention != Wanted::wgmma || !wgmma || !wgmma()) own();
         return;
     }
-    const bool with_sinks(args.sinks);
+    const std::string limit = cudnn_limit(args);
+    const bool with_sinks(args.sinks), of_own = !limit.empty();
+    const std::string unable = of_own ? "since " + limit : too_old;
+    std::vector<AttentionWay> ways;
+    if (!of_own) ways = {AttentionWay::cudnn};
     run(stream, {.direction = forward_pass,
-                 .shape = word_of(args.shape, with_sinks),
-                 .ways = with_own({AttentionWay::cudnn}, stream.settings),
+                 .shape = word_of(args.shape, with_sinks, of_own),
+                 .ways = with_own(ways, stream.settings, wgmma),
                  .oldest_version = cudnn_oldest_version(args.shape, with_sinks),
-                 .unable = too_old,
+                 .unable = unable,
                  .own = own,
+                 .wgmma = wgmma,
                  .by_library = [&](AttentionWay) { forward_by(*library_, stream, args); }});
 }
 
-bool AttentionEngines::backward(Stream& stream, const AttentionBackward& args, const Work& own) {
-    if (const std::string limit = cudnn_limit(args); !limit.empty())
-        return run_own(backward_pass, own, "since " + limit);
-    const auto ways = backward_ways(stream.settings, args.shape, architecture_);
-    const char* const unable = has_window(args.shape) ? heeds_no_window : too_large;
-    if (ways.empty()) return run_own(backward_pass, own, unable);
+bool AttentionEngines::backward(Stream& stream, const AttentionBackward& args, const Work& own,
+                                const Attempt& wgmma) {
+    std::vector<AttentionWay> ways;
+    std::string unable;
+    if (const std::string limit = cudnn_limit(args); limit.empty()) {
+        ways = backward_ways(stream.settings, args.shape, architecture_);
+        unable = has_window(args.shape) ? heeds_no_window : too_large;
+    } else {
+        unable = "since " + limit;
+    }
     return run(stream, {.direction = backward_pass,
-                        .shape = word_of(args.shape),
-                        .ways = with_own(ways, stream.settings),
+                        .shape = word_of(args.shape, false, ways.empty()),
+                        .ways = with_own(ways, stream.settings, wgmma),
                         .oldest_version = cudnn_oldest_version(args.shape, false),
                         .unable = unable,
                         .own = own,
+                        .wgmma = wgmma,
                         .by_library = [&](AttentionWay way) {
                             for (const auto& call : cudnn_calls(args, way, architecture_))
                                 library_->backward(way, call, stream.scratch, stream.scratch_bytes);
@@ -198,6 +215,15 @@ bool AttentionEngines::run(Stream& stream, const Call& call) {
     Pass& pass = passes_[call.direction];
     const Wanted wanted = stream.settings.attention;
     if (wanted == Wanted::own) return run_own(call.direction, call.own, "as configured");
+    if (wanted == Wanted::wgmma) {
+        if (!attempt(call, AttentionWay::wgmma)) return run_own(call.direction, call.own, no_wgmma);
+        pass.ran = AttentionWay::wgmma;
+        pass.reason = "as configured";
+        return true;
+    }
+    // Nothing to choose.
+    if (std::ranges::all_of(call.ways, [](AttentionWay way) { return way == AttentionWay::own; }))
+        return run_own(call.direction, call.own, call.unable);
     Choice untimed;
     Choice* choice = &untimed;
     if (wanted == Wanted::automatic || stream.settings.autotune) {
@@ -210,7 +236,7 @@ bool AttentionEngines::run(Stream& stream, const Call& call) {
     pass.ran = choice->way;
     pass.reason = choice->reason;
     if (choice->way == AttentionWay::cudnn_unordered) same_bits_ = false;
-    return choice->way == AttentionWay::own;
+    return is_own(choice->way);
 }
 
 bool AttentionEngines::run_own(Direction direction, const Work& own, std::string reason) {
@@ -226,6 +252,8 @@ AttentionEngines::Choice& AttentionEngines::choose(Stream& stream, const Call& c
     std::vector<AttentionWay> candidates;  // that have run, so that one-time work is not timed
     for (const AttentionWay way : working(call))
         if (attempt(call, way)) candidates.push_back(way);
+    if (contains(call.ways, AttentionWay::wgmma) && attempt(call, AttentionWay::wgmma))
+        candidates.push_back(AttentionWay::wgmma);
     Choice& choice = passes_[call.direction].chosen[call.shape];
     choice = preferred(call);
     if (candidates.empty()) return choice;
@@ -240,7 +268,7 @@ AttentionEngines::Choice& AttentionEngines::choose(Stream& stream, const Call& c
         const double seconds = time_(stream, [&] { failed = failed || !attempt(call, way); });
         if (failed || seconds >= least) continue;
         least = seconds;
-        choice = {way, way == AttentionWay::own ? fastest : ""};
+        choice = {way, is_own(way) ? fastest : ""};
     }
     return choice;
 }
@@ -256,7 +284,7 @@ AttentionEngines::Choice AttentionEngines::preferred(const Call& call) {
 std::vector<AttentionWay> AttentionEngines::working(const Call& call) {
     std::vector<AttentionWay> ways;
     for (const AttentionWay way : call.ways)
-        if (way != AttentionWay::own && works(call, way)) ways.push_back(way);
+        if (!is_own(way) && works(call, way)) ways.push_back(way);
     return ways;
 }
 
@@ -280,6 +308,7 @@ bool AttentionEngines::attempt(const Call& call, AttentionWay way) {
         call.own();
         return true;
     }
+    if (way == AttentionWay::wgmma) return call.wgmma && call.wgmma();
     if (!works(call, way)) return false;
     try {
         call.by_library(way);
@@ -316,8 +345,9 @@ void AttentionEngines::give_up(const std::string& reason) {
 AttentionUse AttentionEngines::use() const {
     const auto of = [&](const Pass& pass) -> AttentionUse::Pass {
         if (!pass.ran) return {};
-        return {pass.ran == AttentionWay::own
-                    ? "own"
+        return {pass.ran == AttentionWay::own ? "own"
+                : pass.ran == AttentionWay::wgmma
+                    ? "own (wgmma)"
                     : library_->name() + way_notes[static_cast<int>(*pass.ran)],
                 pass.reason};
     };
@@ -347,13 +377,12 @@ std::array<AttentionEngines::Choices, 2> AttentionEngines::read(const std::strin
             from.seekg(before_shape);
         }
         const auto way = read_name<AttentionWay>(from, way_names);
-        if (direction == forward_pass && way > AttentionWay::cudnn)
+        if (direction == forward_pass && !is_own(way) && way != AttentionWay::cudnn)
             from.setstate(std::ios::failbit);
         if (!from || subject != "attention" || from >> rest)
             throw Error("The choices of attention engines are damaged in the line \"", line,
                         "\"; remove them to choose again.");
-        chosen[direction][shape] = {
-            way, way == AttentionWay::own ? "as chosen at an earlier start" : ""};
+        chosen[direction][shape] = {way, is_own(way) ? "as chosen at an earlier start" : ""};
     }
     return chosen;
 }

@@ -23,7 +23,8 @@ namespace train_gpt {
 /// where there is no choice.
 struct AttentionUse {
     struct Pass {
-        // "own", or the library and how it adds up dq: "cuDNN 9.28.1", "cuDNN 9.28.1 (ordered)"
+        // "own", "own (wgmma)", or the library and how it adds up dq: "cuDNN 9.28.1", "cuDNN 9.28.1
+        // (ordered)"
         std::string engine;
         std::string reason;  // if own, why, as a clause: "since cuDNN is used for bf16 alone"
 
@@ -49,6 +50,7 @@ enum class AttentionWay : uint8_t {
     cudnn,            // through a matrix of the scores' gradients, except on data-center Blackwell
     cudnn_ordered,    // block by block, in a fixed order (cudnn_has)
     cudnn_unordered,  // block by block, in any order: the last bits differ from run to run
+    wgmma,            // our own kernels for sm_90a (cuda.h)
 };
 
 /// A library's attention, opened for one stream. Both functions submit their work to that stream.
@@ -78,6 +80,9 @@ std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st* stream);
 class AttentionEngines {
   public:
     using Work = std::function<void()>;  // submits our own kernels
+    /// Submits our own kernels for sm_90a. False, with nothing submitted, if they cannot compute
+    /// the call. Empty if this GPU or the call rules them out.
+    using Attempt = std::function<bool()>;
     using Open = std::unique_ptr<AttentionLibrary> (*)(CUstream_st*);
     using Time = double (*)(Stream&, const Work&);  // seconds that the device takes for the work
 
@@ -89,16 +94,18 @@ class AttentionEngines {
 
     /// The arguments must already have been checked. The host waits for the device only while it
     /// times a pass, the first time.
-    /// No library computes dsinks, nor need `own`: a pass that is timed runs several times, and
-    /// dsinks may be added to.
-    void forward(Stream& stream, const AttentionForward& args, const Work& own);
+    /// No library computes dsinks, nor need `own` and `wgmma`: a pass that is timed runs several
+    /// times, and dsinks may be added to. `wgmma` is timed only with KernelSettings::autotune.
+    void forward(Stream& stream, const AttentionForward& args, const Work& own,
+                 const Attempt& wgmma = {});
     /// Returns whether our own kernels computed what stands in the outputs.
-    bool backward(Stream& stream, const AttentionBackward& args, const Work& own);
+    bool backward(Stream& stream, const AttentionBackward& args, const Work& own,
+                  const Attempt& wgmma = {});
 
     /// The ways that were chosen by timing so far, one line for each pass and shape: "attention
     /// forward B=2,T=512,S=512,H=12,H_kv=12,D=64 cudnn"; with a window, and in the forward pass
-    /// with sinks, the shape ends with ",window=128" and ",sinks". A run keeps this text so that a
-    /// later run gets the same bits.
+    /// with sinks, the shape ends with ",window=128" and ",sinks"; where no library computes it,
+    /// with ",own". A run keeps this text so that a later run gets the same bits.
     std::string choices() const;
     /// Uses the ways in this text; earlier choices are forgotten. A line without a shape, as older
     /// versions wrote, holds for all shapes that have no line. A way that the settings of a call
@@ -135,8 +142,9 @@ class AttentionEngines {
         std::string shape;
         std::vector<AttentionWay> ways;  // that may compute it, the preferred one first
         size_t oldest_version;           // of the library
-        const char* unable;              // why none of the library's ways can, if none has failed
+        std::string unable;              // why none of the library's ways can, if none has failed
         const Work& own;
+        const Attempt& wgmma;
         std::function<void(AttentionWay)> by_library;
     };
 

@@ -466,6 +466,28 @@ __device__ __forceinline__ T* head_of(const HeadsView& view, int b, int h) {
     return static_cast<T*>(view.data) + b * view.batch + h * view.head;
 }
 
+/// Writes the sums of a warp's keys, which begin with `row`, as args.key_gradients says.
+template <int head, int row_tiles>
+__device__ __forceinline__ void store_key_gradients(const AttentionBackward& args, int b, int h_kv,
+                                                    int row, int end_row, int lane,
+                                                    const float (&dk)[row_tiles][head / 8][4],
+                                                    const float (&dv)[row_tiles][head / 8][4]) {
+    const int rows = end_row - row, D = args.shape.D;
+    const HeadsView &to_k = args.dk, &to_v = args.dv;
+    if (args.key_gradients == KeyGradients::write) {
+        store_rows<head>(head_of(to_v, b, h_kv) + row * to_v.token, to_v.token, rows, D, lane, dv,
+                         1);
+        store_rows<head>(head_of(to_k, b, h_kv) + row * to_k.token, to_k.token, rows, D, lane, dk,
+                         args.shape.scale);
+        return;
+    }
+    const bool add = args.key_gradients == KeyGradients::add_fp32;
+    store_rows<head>(head_of<float>(to_v, b, h_kv) + row * to_v.token, to_v.token, rows, D, lane,
+                     dv, 1, add);
+    store_rows<head>(head_of<float>(to_k, b, h_kv) + row * to_k.token, to_k.token, rows, D, lane,
+                     dk, args.shape.scale, add);
+}
+
 /// What a block for a tile of queries of one head works on.
 struct QueryBlock {
     int head, b, h, h_kv;       // head: among all B·H
@@ -477,22 +499,26 @@ struct QueryBlock {
     const int32_t* doc_start;   // of the queries of sequence b; may be null
 
     __device__ __forceinline__ QueryBlock(const AttentionShape& shape, const Tiling& tiling,
-                                          const TileScheduler& scheduler) {
-        const auto assigned = scheduler(blockIdx.x);
+                                          const TileScheduler& scheduler)
+        : QueryBlock(shape, tiling.block_m(), tiling.block_n, scheduler, blockIdx.x) {}
+    /// `index`: which of the scheduler's assignments.
+    __device__ __forceinline__ QueryBlock(const AttentionShape& shape, int block_m, int block_n,
+                                          const TileScheduler& scheduler, unsigned index) {
+        const auto assigned = scheduler(index);
         head = assigned.head;
         b = head / shape.H;
         h = head % shape.H;
         h_kv = h / (shape.H / shape.H_kv);
-        first_row = (scheduler.tiles - 1 - assigned.rank) * tiling.block_m();
-        end_row = min(first_row + tiling.block_m(), shape.T);
+        first_row = (scheduler.tiles - 1 - assigned.rank) * block_m;
+        end_row = min(first_row + block_m, shape.T);
         position = shape.S - shape.T;
         first_window = position + 1 - shape.window;
         doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * shape.T : nullptr;
         const int2 first_keys =
             doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
         first_shared_key = first_keys.y;
-        first_tile = max(first_keys.x, first_row + first_window) / tiling.block_n;
-        last_tile = (end_row - 1 + position) / tiling.block_n;
+        first_tile = max(first_keys.x, first_row + first_window) / block_n;
+        last_tile = (end_row - 1 + position) / block_n;
     }
 
     /// Gives `masked` to the scores of keys that a query does not see. The warp's rows are queries,

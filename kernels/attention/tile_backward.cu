@@ -315,28 +315,6 @@ __device__ __forceinline__ void cap_columns(float (&scores)[row_tiles][2][4],
     }
 }
 
-/// Writes the sums of a warp's keys, which begin with `row`, as args.key_gradients says.
-template <int head, int row_tiles>
-__device__ __forceinline__ void store_key_gradients(const AttentionBackward& args, int b, int h_kv,
-                                                    int row, int end_row, int lane,
-                                                    const float (&dk)[row_tiles][head / 8][4],
-                                                    const float (&dv)[row_tiles][head / 8][4]) {
-    const int rows = end_row - row, D = args.shape.D;
-    const HeadsView &to_k = args.dk, &to_v = args.dv;
-    if (args.key_gradients == KeyGradients::write) {
-        store_rows<head>(head_of(to_v, b, h_kv) + row * to_v.token, to_v.token, rows, D, lane, dv,
-                         1);
-        store_rows<head>(head_of(to_k, b, h_kv) + row * to_k.token, to_k.token, rows, D, lane, dk,
-                         args.shape.scale);
-        return;
-    }
-    const bool add = args.key_gradients == KeyGradients::add_fp32;
-    store_rows<head>(head_of<float>(to_v, b, h_kv) + row * to_v.token, to_v.token, rows, D, lane,
-                     dv, 1, add);
-    store_rows<head>(head_of<float>(to_k, b, h_kv) + row * to_k.token, to_k.token, rows, D, lane,
-                     dk, args.shape.scale, add);
-}
-
 /// One block computes dk and dv for a tile of keys of one key head; for each query head that shares
 /// it, the block streams the tiles of queries and dout that see the keys. Scores are transposed: a
 /// warp's rows are keys.

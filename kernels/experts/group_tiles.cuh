@@ -76,6 +76,24 @@ class RowTiles {
     int E_, tile_;
 };
 
+/// The experts in the order of how many rows they have, the most first, so that blocks finish
+/// together. Called by all threads of a block. order and counts [E] are shared memory; counts are
+/// free afterwards.
+__device__ __forceinline__ void sort_experts(uint16_t* order, int* counts, const int32_t* offsets,
+                                             int E) {
+    const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
+    for (int e = first; e < E; e += step) counts[e] = offsets[e + 1] - offsets[e];
+    __syncthreads();
+    for (int e = first; e < E; e += step) {
+        const int own = counts[e];
+        int before = 0;
+        for (int other = 0; other < E; ++other)
+            before += counts[other] > own || (counts[other] == own && other < e);
+        order[before] = static_cast<uint16_t>(e);
+    }
+    __syncthreads();
+}
+
 /// The number of tiles is known to the device alone; this is the most there can be.
 inline int64_t most_row_tiles(int64_t rows, int64_t E, int64_t tile) { return rows / tile + E; }
 

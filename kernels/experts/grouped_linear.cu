@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/error.h"
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/experts/group_tiles.cuh"
 #include "kernels/experts/grouped_linear.h"
 #include "kernels/experts/grouped_tile.h"
+#include "kernels/experts/grouped_ways.h"
 
 namespace train_gpt::cuda {
 
@@ -230,22 +232,55 @@ void launch_rows(Stream& stream, const Tensor& out, const Tensor& in, const Tens
     });
 }
 
+struct Extents {
+    int64_t E, R, N, K;
+};
+
+/// A product on tensor cores. by_mma() submits it; by_wgmma(columns of a tile) does or returns false.
+template <class ByMma, class ByWgmma>
+void run_tiled(Stream& stream, const char* product, const Extents& x, int64_t columns,
+               bool repeatable, const ByMma& by_mma, const ByWgmma& by_wgmma) {
+    stream.queue->kept<GroupedWays>().run(
+        stream, concat(product, " E=", x.E, ",R=", x.R, ",N=", x.N, ",K=", x.K), repeatable,
+        columns, [&](GroupedWay way) {
+            if (way != GroupedWay::mma) return by_wgmma(way == GroupedWay::wgmma_256 ? 256 : 128);
+            by_mma();
+            return true;
+        });
+}
+
 }  // namespace
 
 void grouped_linear_forward(Stream& stream, const GroupedLinearForward& args) {
-    if (tile_supports(args)) return tile_forward(stream, args);
+    const Extents extents{args.offsets.numel() - 1, args.out.rows(), args.out.cols(),
+                          args.x.cols()};
+    if (tile_supports(args))
+        return run_tiled(
+            stream, args.row_token ? "gathering" : "forward", extents, extents.N, true,
+            [&] { tile_forward(stream, args); },
+            [&](int block_n) { return wgmma_forward(stream, args, block_n); });
     launch_rows<false>(stream, args.out, args.x, args.w, args.offsets, args.row_token, args.bias);
 }
 
 void grouped_linear_backward_input(Stream& stream, const GroupedLinearBackwardInput& args) {
-    if (tile_supports(args)) return tile_backward_input(stream, args);
+    const Extents extents{args.offsets.numel() - 1, args.dx.rows(), args.dy.cols(), args.dx.cols()};
+    if (tile_supports(args))
+        return run_tiled(
+            stream, "backward_input", extents, extents.K, true,
+            [&] { tile_backward_input(stream, args); },
+            [&](int block_n) { return wgmma_backward_input(stream, args, block_n); });
     launch_rows<true>(stream, args.dx, args.dy, args.w, args.offsets, {}, {});
 }
 
 void grouped_linear_backward_weight(Stream& stream, const GroupedLinearBackwardWeight& args) {
     if (args.dbias) column_sums(stream, args);
-    if (tile_supports(args)) return tile_backward_weight(stream, args);
     const int64_t N = args.dy.cols(), K = args.x.cols(), E = args.offsets.numel() - 1;
+    if (tile_supports(args))
+        return run_tiled(
+            stream, args.row_token ? "gathering_weight" : "backward_weight",
+            {E, args.dy.rows(), N, K}, K, !args.dw.accumulate,
+            [&] { tile_backward_weight(stream, args); },
+            [&](int block_n) { return wgmma_backward_weight(stream, args, block_n); });
     with_element_type(args.dy.dtype, [&](auto type) {
         using T = decltype(type);
         const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(K, tile)),

@@ -243,28 +243,11 @@ struct SumArgs {
 
 constexpr int row_rings = 4;  // slices whose rows of x are known or on their way
 
-/// The experts in the order of how many rows they have, the most first, so that blocks finish
-/// together.
-__device__ __forceinline__ void sort_experts(uint16_t* order, int* counts, const int32_t* offsets,
-                                             int E) {
-    for (int e = tiles::thread_index(); e < E; e += threads)
-        counts[e] = offsets[e + 1] - offsets[e];
-    __syncthreads();
-    for (int e = tiles::thread_index(); e < E; e += threads) {
-        const int own = counts[e];
-        int before = 0;
-        for (int other = 0; other < E; ++other)
-            before += counts[other] > own || (counts[other] == own && other < e);
-        order[before] = static_cast<uint16_t>(e);
-    }
-    __syncthreads();
-}
-
 __global__ void __launch_bounds__(threads, 2) sums_kernel(SumArgs a) {
     extern __shared__ __align__(128) unsigned char memory[];
     int* const row_ring = reinterpret_cast<int*>(memory + stages * stage_bytes);
     uint16_t* const order = reinterpret_cast<uint16_t*>(row_ring + row_rings * depth);
-    sort_experts(order, reinterpret_cast<int*>(memory), a.offsets, a.E);
+    experts::sort_experts(order, reinterpret_cast<int*>(memory), a.offsets, a.E);
     const uint32_t shared = tiles::shared_address(memory);
     const int warp = tiles::warp_index(), lane = tiles::lane_index(),
               warp_row = warp / 2 * warp_edge, warp_col = warp % 2 * warp_edge;

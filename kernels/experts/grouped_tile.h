@@ -13,4 +13,11 @@ void tile_forward(Stream& stream, const GroupedLinearForward& args);
 void tile_backward_input(Stream& stream, const GroupedLinearBackwardInput& args);
 void tile_backward_weight(Stream& stream, const GroupedLinearBackwardWeight& args);
 
+/// The same with wgmma and the tensor copy engine (grouped_wgmma.cu), on GPUs of sm_90, in tiles of
+/// 128 × block_n, 128 or 256. For what tile_supports(). False, with nothing submitted, where a
+/// tensor map cannot be made or the build has no code for sm_90a.
+bool wgmma_forward(Stream& stream, const GroupedLinearForward& args, int block_n);
+bool wgmma_backward_input(Stream& stream, const GroupedLinearBackwardInput& args, int block_n);
+bool wgmma_backward_weight(Stream& stream, const GroupedLinearBackwardWeight& args, int block_n);
+
 }  // namespace train_gpt::cuda

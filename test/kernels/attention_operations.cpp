@@ -5,6 +5,7 @@
 #include "kernels/attention/engine.h"
 #include "test/compare/operations.h"
 #include "test/kernels/reference.h"
+#include "test/kernels/test_device.h"
 
 namespace train_gpt::compare {
 
@@ -32,6 +33,9 @@ std::vector<Implementation> attentions(const Operands& o, const Device& device) 
     if (!device.is_cuda()) return only_one(o, device);
     std::vector<Implementation> all{
         {"CUDA, own", {.attention = KernelSettings::Attention::own, .autotune = true}}};
+    if (has_wgmma(device) && o.dtype() == DType::bf16)
+        all.push_back(
+            {"CUDA, wgmma", {.attention = KernelSettings::Attention::wgmma, .autotune = true}});
 #ifdef TRAIN_GPT_CUDA
     const bool usable = cuda::attention_library_forward_scratch_bytes({}, attention_shape(o)) > 0;
     if (usable)

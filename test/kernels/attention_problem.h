@@ -21,6 +21,54 @@
 
 namespace train_gpt::attention_problem {
 
+// --------------------------------------------------------------------------------------- kernels
+
+/// A device, and which of its kernels run there.
+struct Kernels {
+    Device device;
+    KernelSettings::Attention attention = KernelSettings::Attention::automatic;
+};
+
+/// Those for sm_90a too, on a GPU that has them.
+inline const std::vector<Kernels>& test_kernels() {
+    static const std::vector<Kernels> kernels = [] {
+        std::vector<Kernels> found;
+        for (const Device& device : test_devices()) found.push_back({device});
+        for (const Device& device : test_devices())
+            if (has_wgmma(device)) found.push_back({device, KernelSettings::Attention::wgmma});
+        return found;
+    }();
+    return kernels;
+}
+
+/// What streams of tests are set to.
+inline KernelSettings::Attention& attention_under_test() {
+    static auto attention = KernelSettings::Attention::automatic;
+    return attention;
+}
+inline bool tests_wgmma() { return attention_under_test() == KernelSettings::Attention::wgmma; }
+
+class KernelsUnderTest {
+  public:
+    explicit KernelsUnderTest(const Kernels& kernels) : device_(kernels.device) {
+        attention_under_test() = kernels.attention;
+    }
+    ~KernelsUnderTest() { attention_under_test() = KernelSettings::Attention::automatic; }
+    KernelsUnderTest(const KernelsUnderTest&) = delete;
+    KernelsUnderTest& operator=(const KernelsUnderTest&) = delete;
+
+  private:
+    DeviceUnderTest device_;
+};
+
+/// ON_EACH_DEVICE(), and on sm_90 once more with the kernels for sm_90a.
+#define ON_EACH_KERNELS()                                                                  \
+    const ::train_gpt::attention_problem::KernelsUnderTest kernels_under_test(GENERATE(    \
+        ::Catch::Generators::from_range(::train_gpt::attention_problem::test_kernels()))); \
+    INFO("on " << (!::train_gpt::test_device().is_cuda()           ? "the CPU"             \
+                   : ::train_gpt::attention_problem::tests_wgmma() ? "CUDA with wgmma"     \
+                                                                   : "CUDA"))
+
 // --------------------------------------------------------------------------------------- reference
 
 struct Case : AttentionProblem {
@@ -198,6 +246,11 @@ struct TestStream {
         : bytes(attention_scratch_bytes(planning(), shape)),
           memory(bytes + guard()),
           stream(test_device()) {
+        stream.settings.attention = attention_under_test();
+        // Blocks that stay on the GPU then process several tiles, also where there are few.
+        if (tests_wgmma())
+            stream.settings.reserved_sms =
+                multiprocessors(test_device()) - static_cast<int>(random_int(1, 4));
         stream.scratch = memory.data();
         stream.scratch_bytes = bytes;
     }
@@ -496,7 +549,17 @@ inline void check_run(const Case& c, const Run& ours) {
                  exact.dsinks, exact.dsinks_terms, recomputed);
 }
 
-inline void check_case(const Case& c, Layout layout) { check_run(c, run(c, layout)); }
+/// Whether the kernels for sm_90a compute a case; else others do, which tests see without them.
+inline bool wgmma_computes(const Case& c) {
+    const AttentionShape& s = c.shape;
+    return s.dtype == DType::bf16 && c.aligned && s.D % 8 == 0 && s.D <= 128 && s.T >= 16;
+}
+
+inline void check_case(const Case& c, Layout layout) {
+    if (tests_wgmma() && !wgmma_computes(c)) return;
+    const Run ours = run(c, layout);
+    check_run(c, ours);
+}
 
 inline Layout any_layout() { return static_cast<Layout>(random_int(0, 2)); }
 

@@ -27,7 +27,7 @@ using namespace attention_problem;
 TEST_CASE(
     "attention forward and backward match float64 on random shapes, layouts and groups of heads",
     "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes) {
         for (int i = 0; i < (device_is_simulated() ? 12 : 24); ++i) {
             Wish wish;
@@ -41,7 +41,7 @@ TEST_CASE(
 }
 
 TEST_CASE("attention with a small soft-cap matches float64 in both passes", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes)
         for (bool aligned : {false, true})
             for (int i = 0; i < 3; ++i) {
@@ -57,7 +57,7 @@ TEST_CASE("attention with a small soft-cap matches float64 in both passes", "[cu
 }
 
 TEST_CASE("one to eight heads of queries share a key head, or all of them one", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes)
         for (const int group : {1, 2, 4, 8})
             for (const bool one : {false, true}) {
@@ -73,7 +73,7 @@ TEST_CASE("one to eight heads of queries share a key head, or all of them one", 
 }
 
 TEST_CASE("attention matches float64 at the edges of its tiles and blocks", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes) {
         for (bool aligned : {false, true}) {
             for (int T :
@@ -124,7 +124,7 @@ TEST_CASE("where AMX cannot be used, attention in bf16 matches float64 without i
 }
 
 TEST_CASE("documents and groups of heads over many tiles match float64", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (int mean_length : {10, 60, 400}) {
         Wish wish;
         wish.dtype = DType::bf16;
@@ -146,7 +146,7 @@ TEST_CASE("documents and groups of heads over many tiles match float64", "[cuda]
 }
 
 TEST_CASE("attention over a cache sees the keys before its queries", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes) {
         for (int i = 0; i < 24; i += device_is_simulated() ? 3 : 1) {
             Wish wish;
@@ -175,7 +175,7 @@ TEST_CASE("attention over a cache sees the keys before its queries", "[cuda]") {
 
 TEST_CASE("gradients of keys in fp32 are those before rounding, and add to what is there",
           "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes) {
         for (int i = 0; i < 6; ++i) {
             Wish wish;
@@ -277,7 +277,7 @@ void add_rank(Run& sum, const Case& whole, int rank, int ranks) {
 }  // namespace
 
 TEST_CASE("the gradients of a sequence are the sums of those of its chunks", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes) {
         for (int i = 0; i < (device_is_simulated() ? 2 : 6); ++i) {
             const int ranks = static_cast<int>(random_int(1, 3));
@@ -342,7 +342,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a query that sees one key returns its value exactly", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes) {
         for (bool aligned : {false, true}) {
             Wish wish;
@@ -369,7 +369,7 @@ TEST_CASE("a query that sees one key returns its value exactly", "[cuda]") {
 }
 
 TEST_CASE("attention stays finite and right for very large scores", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes) {
         for (int T : {static_cast<int>(random_int(1, 3)), static_cast<int>(random_int(20, 140))}) {
             Wish wish;
@@ -400,7 +400,7 @@ TEST_CASE("attention stays finite and right for very large scores", "[cuda]") {
 
 TEST_CASE("attention gives the same bits again, whatever the number of threads and the layout",
           "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes) {
         for (int i = 0; i < 4; ++i) {
             Wish wish;
@@ -433,7 +433,7 @@ TEST_CASE("attention gives the same bits again, whatever the number of threads a
 }
 
 TEST_CASE("a NaN reaches every query that sees it and none of another head", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes) {
         for (int which = 0; which < 3; ++which) {
             for (int T : {static_cast<int>(random_int(1, 3)),
@@ -478,7 +478,7 @@ TEST_CASE("a NaN reaches every query that sees it and none of another head", "[c
 }
 
 TEST_CASE("attention without lse gives the same output", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (DType dtype : dtypes) {
         Wish wish;
         wish.dtype = dtype;
@@ -518,7 +518,7 @@ TEST_CASE("the CPU and CUDA compute the same attention", "[cuda]") {
 }
 
 TEST_CASE("attention refuses what it cannot compute, in a sentence", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     Wish wish;
     wish.backward = false;
     wish.T = 8;

@@ -25,7 +25,7 @@ bool alignment_chooses() { return test_device().is_cuda(); }
 }  // namespace
 
 TEST_CASE("windows of one key to all of them match float64 in both passes", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     const int T = device_is_simulated() ? 150 : 270;
     for (const DType dtype : dtypes)
         for (const bool aligned : {false, true})
@@ -49,7 +49,7 @@ TEST_CASE("windows of one key to all of them match float64 in both passes", "[cu
 }
 
 TEST_CASE("windows of a chunk's queries and of a cache's match float64", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (const DType dtype : dtypes)
         for (const bool aligned : {false, true})
             for (const int window : {1, 2, 30, 127, 128, 129, 300}) {
@@ -69,7 +69,7 @@ TEST_CASE("windows of a chunk's queries and of a cache's match float64", "[cuda]
 }
 
 TEST_CASE("a window of all keys has the bits of none", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (const DType dtype : dtypes)
         for (const int T :
              {static_cast<int>(random_int(1, 3)), static_cast<int>(random_int(16, 90))}) {
@@ -134,8 +134,9 @@ Case windowed_case(DType dtype, bool aligned, int T, int extra_keys, int window)
 }  // namespace
 
 TEST_CASE("keys before the windows of a tile's queries are not visited", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     const double nan = std::numeric_limits<double>::quiet_NaN();
+    const int tile = tests_wgmma() ? 128 : 64;  // the largest
     for (const DType dtype : dtypes)
         for (const bool aligned : {false, true}) {
             // All queries stand after many keys that none of them sees.
@@ -144,7 +145,7 @@ TEST_CASE("keys before the windows of a tile's queries are not visited", "[cuda]
                 const int extra_keys = static_cast<int>(random_int(150, 300)),
                           window = static_cast<int>(random_int(1, 80));
                 const Case c = windowed_case(dtype, aligned, T, extra_keys, window);
-                const int unseen = (extra_keys + 1 - window) / 64 * 64;  // whole tiles
+                const int unseen = (extra_keys + 1 - window) / tile * tile;  // whole tiles
                 CAPTURE(describe(c), unseen);
                 const Run clean = run(c, Layout::separate),
                           poisoned = run(with_keys_before(c, unseen, nan), Layout::separate);
@@ -155,12 +156,12 @@ TEST_CASE("keys before the windows of a tile's queries are not visited", "[cuda]
             }
             // Queries that see the first tile come before queries that do not.
             const int window = static_cast<int>(random_int(1, 90));
-            const int unaffected = (63 + window + 63) / 64 * 64;
+            const int unaffected = (tile - 1 + window + tile - 1) / tile * tile;
             const int T = unaffected + static_cast<int>(random_int(1, 100));
             const Case c = windowed_case(dtype, aligned, T, 0, window);
             CAPTURE(describe(c), unaffected);
             const Run clean = run(c, Layout::separate),
-                      poisoned = run(with_keys_before(c, 64, nan), Layout::separate);
+                      poisoned = run(with_keys_before(c, tile, nan), Layout::separate);
             check_rows(c, T, c.shape.H, unaffected, poisoned.out, clean.out);
             check_rows(c, T, c.shape.H, unaffected, poisoned.dq, clean.dq);
             check_rows(c, T, c.shape.H_kv, unaffected, poisoned.dk, clean.dk);
@@ -169,7 +170,7 @@ TEST_CASE("keys before the windows of a tile's queries are not visited", "[cuda]
 }
 
 TEST_CASE("a query's results do not depend on keys before its window", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (const DType dtype : dtypes)
         for (const bool aligned : {false, true})
             for (int i = 0; i < (device_is_simulated() ? 1 : 4); ++i) {
@@ -200,7 +201,7 @@ TEST_CASE("a query's results do not depend on keys before its window", "[cuda]")
 
 TEST_CASE("a sink that is very small changes nothing, and one that is very large takes all",
           "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (const DType dtype : dtypes)
         for (const bool aligned : {false, true})
             for (const int T :
@@ -232,7 +233,7 @@ TEST_CASE("a sink that is very small changes nothing, and one that is very large
 }
 
 TEST_CASE("the gradients of sinks are added to what is there", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (const DType dtype : dtypes)
         for (const bool aligned : {false, true})
             for (int i = 0; i < 3; ++i) {
@@ -257,7 +258,7 @@ TEST_CASE("the gradients of sinks are added to what is there", "[cuda]") {
 }
 
 TEST_CASE("sinks without a gradient change no other result", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     for (const DType dtype : dtypes) {
         Wish wish;
         wish.dtype = dtype;
@@ -272,7 +273,7 @@ TEST_CASE("sinks without a gradient change no other result", "[cuda]") {
 }
 
 TEST_CASE("attention refuses windows and sinks that mean nothing, in a sentence", "[cuda]") {
-    ON_EACH_DEVICE();
+    ON_EACH_KERNELS();
     Wish wish;
     wish.T = 8;
     wish.H_kv = 1;

@@ -7,6 +7,7 @@
 #include "kernels/experts/route.h"
 #include "test/compare/operations.h"
 #include "test/kernels/experts_reference.h"
+#include "test/kernels/test_device.h"
 
 namespace train_gpt::compare {
 
@@ -141,10 +142,17 @@ Operation route_backward_operation(const char* name, const char* computes) {
 
 // --- products ------------------------------------------------------------------------------------
 
-/// The CPU has products of its own for experts.
+/// The CPU has products of its own for experts; GPUs of sm_90 have two kinds of kernels.
 std::vector<Implementation> grouped_products(const Operands& o, const Device& device) {
+    using Grouped = KernelSettings::Grouped;
+    if (device.is_cuda()) {
+        std::vector<Implementation> all{{"CUDA", {.grouped = Grouped::own}}};
+        if (has_wgmma(device) && o.dtype() == DType::bf16)
+            all.push_back({"CUDA, wgmma", {.grouped = Grouped::wgmma}});
+        return all;
+    }
     std::vector<Implementation> all = products(o, device);
-    if (!device.is_cuda()) all.push_back({"CPU, automatic"});
+    all.push_back({"CPU, automatic"});
     return all;
 }
 

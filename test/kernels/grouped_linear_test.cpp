@@ -15,8 +15,17 @@ using linear_problem::cut_off_sums;
 /// All ways to multiply matrices, and on the CPU the one that is chosen by itself, which may be one
 /// that linear layers do not have (panel_products.h).
 void for_each_product(const std::function<void(const KernelSettings&)>& check) {
+    if (test_device().is_cuda()) {
+        for (const auto grouped : {KernelSettings::Grouped::own, KernelSettings::Grouped::wgmma}) {
+            if (grouped == KernelSettings::Grouped::wgmma && !has_wgmma(test_device())) continue;
+            INFO((grouped == KernelSettings::Grouped::own ? "mma" : "wgmma"));
+            // Blocks that stay on the GPU then process several tiles.
+            const int blocks = static_cast<int>(random_int(1, 4));
+            check({.grouped = grouped, .reserved_sms = multiprocessors(test_device()) - blocks});
+        }
+        return;
+    }
     linear_problem::for_each_product(check);
-    if (test_device().is_cuda()) return;
     INFO("automatic");
     check({});
 }
@@ -336,7 +345,8 @@ TEST_CASE("grouped products give the same bits in every run, and with any thread
     const int64_t most = device_is_simulated() ? 60 : 500;
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const KernelSettings& settings :
-             {KernelSettings{.gemm = KernelSettings::Gemm::own}, KernelSettings{}}) {
+             {KernelSettings{.gemm = KernelSettings::Gemm::own}, KernelSettings{},
+              KernelSettings{.grouped = KernelSettings::Grouped::wgmma}}) {
             const Experts layer(dtype, {random_int(0, most), 0, random_int(1, 20), most},
                                 8 * random_int(1, 50), 8 * random_int(1, 50));
             check_thread_independence([&] {

@@ -50,6 +50,18 @@ bool device_is_simulated() {
     return simulated && test_device().is_cuda();
 }
 
+bool has_wgmma([[maybe_unused]] const Device& device) {
+#ifdef TRAIN_GPT_CUDA
+    if (!device.is_cuda()) return false;
+    int major = 0, minor = 0;
+    require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index));
+    require(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index));
+    return major == 9 && minor == 0;
+#else
+    return false;
+#endif
+}
+
 TestMemory::TestMemory(size_t bytes) : device_(current) {
 #ifdef TRAIN_GPT_CUDA
     if (device_.is_cuda()) {

@@ -43,6 +43,9 @@ class DeviceUnderTest {
 /// small.
 bool device_is_simulated();
 
+/// Whether it is a GPU of sm_90, which has wgmma.
+bool has_wgmma(const Device& device);
+
 /// Memory of the device under test that the host can use too, filled with 0xff bytes (NaN). On
 /// CUDA it is managed memory of exactly this size, so that writes past its end are detected.
 class TestMemory {

@@ -218,7 +218,8 @@ struct WordsOf<KernelSettings::Attention> {
     static constexpr Word<KernelSettings::Attention> list[] = {
         {"auto", KernelSettings::Attention::automatic},
         {"own", KernelSettings::Attention::own},
-        {"cudnn", KernelSettings::Attention::cudnn}};
+        {"cudnn", KernelSettings::Attention::cudnn},
+        {"wgmma", KernelSettings::Attention::wgmma}};
 };
 
 template <>

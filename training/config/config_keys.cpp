@@ -239,11 +239,14 @@ constexpr ConfigKey later_keys[] = {
     {KEY(kernels.attention), one_of<KernelSettings::Attention>(),
      "Attention on GPUs: the project's own kernels, or cuDNN if it is found and supports the case "
      "(bf16, without a document mask); its backward pass may use up to 2 GiB of scratch memory. "
-     "`auto`: the fastest, timed at the start of the run. `cudnn`: the fastest of cuDNN's ways."},
+     "`auto`: the fastest, timed at the start of the run. `cudnn`: the fastest of cuDNN's ways. "
+     "`own`: the project's kernels for any GPU. `wgmma`: those for Hopper (H100, H200), or where "
+     "they cannot run those for any GPU."},
     {KEY(kernels.autotune), one_of<bool>(),
      "On a GPU. `on`: before the first step, time cuBLASLt's algorithms for each shape, GELU and "
-     "bias gradients within a product or after it, and the ways to compute attention that the "
-     "other keys leave; use the fastest. `off`: use cuBLASLt's first algorithm, GELU within a "
+     "bias gradients within a product or after it, the ways to compute attention that the other "
+     "keys leave, and on Hopper the kernels for products of experts; use the fastest. `off`: use "
+     "cuBLASLt's first algorithm, GELU within a "
      "product, bias gradients after it and, unless `kernels.attention` is `cudnn`, the project's "
      "own attention. A resumed run keeps its earlier choices on the same GPU model with the same "
      "driver and libraries."},
