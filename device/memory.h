@@ -14,7 +14,7 @@
 namespace train_gpt {
 
 enum class Purpose : uint8_t {
-    parameters,   // weights in the compute dtype
+    parameters,   // weights in the compute dtype, and rounded to fp8
     gradients,    // fp32 sums
     masters,      // fp32 weights
     moments,      // AdamW's m and v

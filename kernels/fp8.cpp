@@ -34,10 +34,14 @@ void put(bf16& to, float value) {  // whose low bits are 0
     to.bits = static_cast<uint16_t>(std::bit_cast<uint32_t>(fp8_rounded<Format>(value)) >> 16);
 }
 
+int64_t rows_of(const Fp8Round& args) {
+    return args.row_count ? *args.row_count.as<int32_t>() : args.x.rows();
+}
+
 /// Tiles of rows of x, one after the other; returns the largest magnitude.
 template <class Format, class Code, class T>
 float round_tiles(const Fp8Round& args, float scale) {
-    const int64_t rows = args.x.rows(), cols = args.x.cols();
+    const int64_t rows = rows_of(args), cols = args.x.cols();
     const T* x = args.x.as<T>();
     auto* codes = static_cast<Code*>(args.codes.data);
     auto* transposed = static_cast<uint8_t*>(args.transposed.data);
@@ -84,7 +88,7 @@ float round_all(const Fp8Round& args, float scale) {
 
 void fp8_round(Stream& stream, const Fp8Round& args) {
     const Profiled profiled(stream, cost_of(args));
-    assert(!args.transposed || args.transposed.dtype == DType::uint8);
+    assert(!args.transposed || (args.transposed.dtype == DType::uint8 && !args.row_count));
     assert(!args.codes || args.codes.dtype == DType::uint8 ||
            (args.codes.dtype == args.x.dtype && !stream.device.is_cuda()));
     TRAIN_GPT_ON_CUDA(stream.device, fp8_round(stream, args));
@@ -92,7 +96,7 @@ void fp8_round(Stream& stream, const Fp8Round& args) {
         using T = decltype(type);
         float scale = args.scaling.scale ? *args.scaling.scale : 0;
         if (scale == 0)
-            scale = fp8_scale(largest_magnitude(args.x.as<T>(), args.x.numel()),
+            scale = fp8_scale(largest_magnitude(args.x.as<T>(), rows_of(args) * args.x.cols()),
                               largest_of(args.format));
         const float amax = round_all<T>(args, scale);
         *args.inverse = 1 / scale;

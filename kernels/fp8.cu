@@ -1,5 +1,5 @@
 // Rounding to fp8: one pass over a tensor gives its codes, those of its transpose and its largest
-// magnitude. Maxima of magnitudes are integer atomics, which do not depend on the order.
+// magnitude.
 #include <algorithm>
 #include <cstdint>
 
@@ -7,6 +7,7 @@
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/fp8_math.h"
+#include "kernels/fp8_tile.cuh"
 
 namespace train_gpt::cuda {
 
@@ -14,15 +15,10 @@ namespace {
 
 constexpr int threads_per_block = 256;
 
-/// The largest magnitude of a block's threads goes to *to.
-__device__ __forceinline__ void add_magnitude(unsigned* to, unsigned magnitude) {
-    magnitude = __reduce_max_sync(~0u, magnitude);
-    if (threadIdx.x % warp_size == 0 && magnitude > 0) atomicMax(to, magnitude);
-}
-
 template <class T, int width>
 __global__ void __launch_bounds__(threads_per_block)
-    find_largest(unsigned* largest, const T* x, int64_t n) {
+    find_largest(unsigned* largest, const T* x, int64_t n, const int32_t* row_count, int64_t cols) {
+    if (row_count) n = *row_count * cols;
     const int64_t stride = int64_t{gridDim.x} * threads_per_block * width;
     unsigned most = 0;
     for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < n;
@@ -34,76 +30,17 @@ __global__ void __launch_bounds__(threads_per_block)
     add_magnitude(largest, most);
 }
 
-struct RoundTile {
-    uint8_t *codes, *transposed;
-    float* inverse;
-    const float* scale;       // null, or 0: of the largest magnitude
-    const unsigned* largest;  // null: none was looked for
-    unsigned* amax;
-    int64_t rows, cols, tiles;  // tiles of 64 columns
+/// The numbers of a matrix x.
+template <class T>
+struct Elements {
+    const T* x;
+    int64_t cols;
+
+    template <int width>
+    __device__ __forceinline__ void load(float (&values)[width], int64_t row, int64_t col) const {
+        unpack(values, Vector<T, width>::load(x + row * cols + col));
+    }
 };
-
-/// A block rounds 64 × 64 elements. A thread reads `width` columns of a row; the transpose goes
-/// through shared memory, whose rows are a multiple of 16 bytes, four banks apart.
-constexpr int tile = 64, tile_stride = tile + 16;
-
-template <class Format, class T, int width>
-__global__ void __launch_bounds__(threads_per_block) round_tile(RoundTile args, const T* x) {
-    constexpr int threads_per_row = tile / width,
-                  rows_at_once = threads_per_block / threads_per_row;
-    __shared__ alignas(16) uint8_t shared[tile][tile_stride];  // [column][row]
-    float scale = args.scale ? *args.scale : 0;
-    if (scale == 0)
-        scale = args.largest ? fp8_scale(__uint_as_float(*args.largest), Format::largest) : 1;
-    if (blockIdx.x == 0 && threadIdx.x == 0) *args.inverse = 1 / scale;
-
-    const int64_t first_row = blockIdx.x / args.tiles * tile,
-                  first_col = blockIdx.x % args.tiles * tile;
-    const int col = static_cast<int>(threadIdx.x) % threads_per_row * width;
-    unsigned most = 0;
-    for (int row = static_cast<int>(threadIdx.x) / threads_per_row; row < tile;
-         row += rows_at_once) {
-        if (first_row + row >= args.rows || first_col + col >= args.cols) continue;
-        const int64_t at = (first_row + row) * args.cols + first_col + col;
-        const Vector<T, width> own = Vector<T, width>::load(x + at);
-        alignas(8) uint8_t codes[width];
-#pragma unroll
-        for (int e = 0; e < width; ++e) {
-            const float value = to_float(own.values[e]);
-            most = max(most, magnitude_of(value));
-            codes[e] = fp8_code<Format>(value * scale);
-            shared[col + e][row] = codes[e];
-        }
-        if (!args.codes) continue;
-        if constexpr (width == 8) {
-            uint2 bytes;
-            __builtin_memcpy(&bytes, codes, sizeof bytes);
-            *reinterpret_cast<uint2*>(args.codes + at) = bytes;
-        } else if constexpr (width == 4) {
-            unsigned bytes;
-            __builtin_memcpy(&bytes, codes, sizeof bytes);
-            *reinterpret_cast<unsigned*>(args.codes + at) = bytes;
-        } else {
-            args.codes[at] = codes[0];
-        }
-    }
-    if (args.amax) add_magnitude(args.amax, most);
-    if (!args.transposed) return;
-    __syncthreads();
-    // Each thread writes 16 rows of a column, as a whole where rows are a multiple of 16.
-    constexpr int piece = 16, pieces = tile / piece;
-    const int column = static_cast<int>(threadIdx.x) / pieces,
-              row = static_cast<int>(threadIdx.x) % pieces * piece;
-    static_assert(threads_per_block == tile * pieces);
-    if (first_col + column >= args.cols || first_row + row >= args.rows) return;
-    uint8_t* const to = args.transposed + (first_col + column) * args.rows + first_row + row;
-    if (args.rows % piece == 0 && reinterpret_cast<uintptr_t>(args.transposed) % piece == 0) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&shared[column][row]);
-        return;
-    }
-    for (int i = 0; i < piece && first_row + row + i < args.rows; ++i)
-        to[i] = shared[column][row + i];
-}
 
 // --- scales --------------------------------------------------------------------------------------
 
@@ -168,16 +105,15 @@ void fp8_round(Stream& stream, const Fp8Round& args) {
     auto* const largest = stream.scratch_for<unsigned>(fp8_round_scratch_bytes());
     const bool looks = !args.scaling.is_set;
     if (looks) cuda::clear(stream, largest, sizeof *largest);
-    const int64_t tiles = ceil_div<int64_t>(cols, tile);
     const RoundTile to{.codes = static_cast<uint8_t*>(args.codes.data),
                        .transposed = static_cast<uint8_t*>(args.transposed.data),
                        .inverse = args.inverse,
                        .scale = args.scaling.scale,
                        .largest = looks ? largest : nullptr,
                        .amax = reinterpret_cast<unsigned*>(args.scaling.amax),
+                       .row_count = static_cast<const int32_t*>(args.row_count.data),
                        .rows = rows,
-                       .cols = cols,
-                       .tiles = tiles};
+                       .cols = cols};
     with_element_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         const auto* x = static_cast<const T*>(args.x.data);
@@ -190,17 +126,14 @@ void fp8_round(Stream& stream, const Fp8Round& args) {
                     limits_of(stream).multiprocessors * blocks_per_multiprocessor);
                 find_largest<T, width>
                     <<<static_cast<unsigned>(blocks), threads_per_block, 0, stream_of(stream)>>>(
-                        largest, x, n);
+                        largest, x, n, to.row_count, cols);
                 CUDA_CHECK_LAUNCH();
             }
-            const auto blocks = static_cast<unsigned>(ceil_div<int64_t>(rows, tile) * tiles);
+            const Elements<T> elements{x, cols};
             if (args.format == Fp8Format::e4m3)
-                round_tile<E4M3, T, width>
-                    <<<blocks, threads_per_block, 0, stream_of(stream)>>>(to, x);
+                launch_round_tile<E4M3, width>(stream, to, elements);
             else
-                round_tile<E5M2, T, width>
-                    <<<blocks, threads_per_block, 0, stream_of(stream)>>>(to, x);
-            CUDA_CHECK_LAUNCH();
+                launch_round_tile<E5M2, width>(stream, to, elements);
         });
     });
 }

@@ -27,18 +27,41 @@ struct Fp8Scaling {
     float* amax = nullptr;
     /// *scale is known not to be 0, so that no pass over the tensor looks for its amax first.
     bool is_set = false;
+    /// Of activations: where a kernel that rounds its own result writes 1 / *scale; may be null.
+    float* inverse = nullptr;
+};
+
+/// What fp8_round() has written of a matrix: either of both, and the reciprocal of its scale.
+struct Fp8Matrix {
+    Tensor codes = {}, transposed = {};
+    const float* inverse = nullptr;
+
+    explicit operator bool() const { return inverse != nullptr; }
+};
+
+/// Where a kernel writes its result rounded to e4m3 instead of its values: what fp8_round() would
+/// give of the values in their dtype, bit for bit. The scale is_set.
+struct Fp8Output {
+    Tensor codes = {}, transposed = {};
+    Fp8Scaling scaling = {};
+
+    explicit operator bool() const { return codes || transposed; }
+    Fp8Matrix matrix() const { return {codes, transposed, scaling.inverse}; }
 };
 
 /// codes = round(scale · x), uint8 like x [R, C]; transposed [C, R] the same of xᵀ; either may be
 /// absent. inverse = 1 / scale, fp32 [1]. Rounds to nearest, ties to even; finite numbers beyond
 /// the largest one saturate, and ±∞ and NaN become NaN. x is fp32 or bf16. On the CPU, codes may be
-/// of x's dtype instead, which holds the numbers of the codes exactly.
+/// of x's dtype instead, which holds the numbers of the codes exactly. With row_count, int32 [1] in
+/// the device's memory, only the first so many rows are read and written; at most R, and without
+/// `transposed`.
 struct Fp8Round {
     Tensor codes = {}, transposed = {};
     float* inverse = nullptr;
     Tensor x;
     Fp8Format format = Fp8Format::e4m3;
     Fp8Scaling scaling = {};
+    Tensor row_count = {};
 };
 void fp8_round(Stream& stream, const Fp8Round& args);
 

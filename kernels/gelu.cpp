@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "device/profile.h"
 #include "kernels/gelu_math.h"
 #include "kernels/neighbours.h"
@@ -24,6 +25,13 @@ void gelu_forward(Stream& stream, Tensor out, Tensor x) {
                              [=](auto at) { at.store(result, each(gelu, at(in))); });
         }
     });
+}
+
+void gelu_forward_rounded(Stream& stream, const Fp8Output& out, Tensor x) {
+    const Profiled profiled(
+        stream, {"gelu_forward", bytes_of(x) + bytes_of(out.codes) + bytes_of(out.transposed), 0});
+    TRAIN_GPT_ON_CUDA(stream.device, gelu_forward_rounded(stream, out, x));
+    throw Error("gelu_forward_rounded() is for GPUs");
 }
 
 }  // namespace train_gpt

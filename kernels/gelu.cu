@@ -1,4 +1,5 @@
 #include "device/cuda_queue.h"
+#include "kernels/fp8_tile.cuh"
 #include "kernels/gelu.h"
 #include "kernels/gelu_math.cuh"
 
@@ -36,6 +37,21 @@ __global__ void __launch_bounds__(threads)
         out[i] = from_float<T>(gelu<T>(to_float(x[i])));
 }
 
+/// gelu(x), as it would be stored.
+template <class T>
+struct Results {
+    const T* x;
+    int64_t cols;
+
+    template <int width>
+    __device__ __forceinline__ void load(float (&values)[width], int64_t row, int64_t col) const {
+        unpack(values, Vector<T, width>::load(x + row * cols + col));
+#pragma unroll
+        for (float& value : values) value = gelu<T>(value);
+        unpack(values, vector_of<T>(values));
+    }
+};
+
 }  // namespace
 
 void gelu_forward(Stream& stream, Tensor out, Tensor x) {
@@ -50,6 +66,17 @@ void gelu_forward(Stream& stream, Tensor out, Tensor x) {
         gelu_elements<<<static_cast<unsigned>(blocks), threads, 0, stream_of(stream)>>>(
             static_cast<T*>(out.data), static_cast<const T*>(x.data), packs, n);
         CUDA_CHECK_LAUNCH();
+    });
+}
+
+void gelu_forward_rounded(Stream& stream, const Fp8Output& out, Tensor x) {
+    with_element_type(x.dtype, [&](auto type) {
+        using T = decltype(type);
+        const bool aligned = is_aligned(x.data) && is_aligned(out.codes.data);
+        with_width<T>(x.cols(), aligned, [&](auto width) {
+            launch_round_tile<E4M3, width>(stream, round_tile_of(out, x.rows(), x.cols()),
+                                           Results<T>{static_cast<const T*>(x.data), x.cols()});
+        });
     });
 }
 

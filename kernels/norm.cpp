@@ -1,6 +1,7 @@
 #include "kernels/norm.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 
 #include "device/profile.h"
@@ -167,10 +168,17 @@ void reduce(const GradientSink& sink, const float* partials, int64_t blocks, int
 
 void norm_forward(Stream& stream, const NormForward& args) {
     const Profiled profiled(stream, cost_of(args));
+    if (args.rounded) TRAIN_GPT_ON_CUDA(stream.device, norm_forward_rounded(stream, args));
+    assert(!args.rounded);
     TRAIN_GPT_ON_CUDA(stream.device, norm_forward(stream, args));
     assert(args.x.dtype == args.out.dtype && args.out.data != args.x.data);
     assert(bool(args.x_out) == bool(args.residual) && args.out.data != args.x_out.data);
     with_float_type(args.x.dtype, [&](auto type) { forward<decltype(type)>(args); });
+}
+
+bool norm_rounds(const Stream& stream, DType dtype, int64_t M, int64_t C) {
+    TRAIN_GPT_ON_CUDA(stream.device, norm_rounds(stream, dtype, M, C));
+    return false;
 }
 
 void norm_backward(Stream& stream, const NormBackward& args) {
@@ -217,9 +225,11 @@ size_t norm_scratch_bytes(const Stream& stream, int64_t M, int64_t C) {
 }
 
 Cost cost_of(const NormForward& a) {
+    const double result =
+        a.rounded ? bytes_of(a.rounded.codes) + bytes_of(a.rounded.transposed) : bytes_of(a.out);
     return {a.norm == Norm::rms ? "rmsnorm_forward" : "layernorm_forward",
             bytes_of(a.x) + bytes_of(a.residual) + bytes_of(a.bias) + bytes_of(a.x_out) +
-                bytes_of(a.w) + bytes_of(a.b) + bytes_of(a.out) + bytes_of(a.stats),
+                bytes_of(a.w) + bytes_of(a.b) + result + bytes_of(a.stats),
             0};
 }
 

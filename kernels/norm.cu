@@ -5,6 +5,7 @@
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/norm.h"
+#include "kernels/norm_rows.cuh"
 
 namespace train_gpt::cuda {
 
@@ -38,103 +39,6 @@ void with_count(int64_t n, F&& f) {
     f(std::integral_constant<int, most>{});
 }
 
-template <class T>
-struct ForwardArgs {
-    T* out;
-    float* stats;              // may be null
-    const T *x, *w, *b;        // b may be null
-    const T *residual, *bias;  // of the adding form; bias may be null
-    T* x_out;                  // null: nothing is added
-    int64_t M;
-    int C;
-    float epsilon;
-    bool rms;
-
-    __device__ void store_stats(int64_t row, float mean, float rstd) const {
-        if (!stats) return;
-        stats[2 * row] = mean;
-        stats[2 * row + 1] = rstd;
-    }
-};
-
-/// x += residual + bias for a pack of a row that begins at element `first`; stores the sum.
-template <class T>
-__device__ __forceinline__ void add_to_row(Pack<T>& x, const ForwardArgs<T>& args, int64_t first,
-                                           int column) {
-    constexpr int size = Pack<T>::size;
-    float sum[size], residual[size], bias[size] = {};
-    unpack(sum, x);
-    unpack(residual, Pack<T>::load(args.residual + first + column));
-    if (args.bias) unpack(bias, Pack<T>::load(args.bias + column));
-#pragma unroll
-    for (int i = 0; i < size; ++i) sum[i] = sum[i] + residual[i] + bias[i];
-    x = pack<T>(sum);
-    x.store(args.x_out + first + column);
-}
-
-/// One row, for thread `lane` of the `lanes` that share it; row_sum adds over them. Reads x once
-/// and keeps it in registers as it is stored; writes out and stats. C <= lanes · packs · pack size.
-template <class T, int packs, class RowSum>
-__device__ __forceinline__ void forward_row(const ForwardArgs<T>& args, int64_t row, int lanes,
-                                            int lane, RowSum&& row_sum) {
-    constexpr int size = Pack<T>::size;
-    const int64_t first = row * args.C;
-    const auto column = [&](int pack) { return (pack * lanes + lane) * size; };
-
-    Pack<T> row_packs[packs] = {};  // zeros beyond the row: no register is read unwritten
-#pragma unroll
-    for (int k = 0; k < packs; ++k)
-        if (column(k) < args.C) row_packs[k] = Pack<T>::load(args.x + first + column(k));
-
-    float x[size], sum = 0, squares = 0;
-#pragma unroll
-    for (int k = 0; k < packs; ++k) {
-        if (column(k) >= args.C) continue;
-        if (args.x_out) add_to_row(row_packs[k], args, first, column(k));
-        unpack(x, row_packs[k]);
-#pragma unroll
-        for (int i = 0; i < size; ++i) sum += x[i];
-    }
-    const float mean = args.rms ? 0.0f : row_sum(sum) / static_cast<float>(args.C);
-#pragma unroll
-    for (int k = 0; k < packs; ++k) {
-        if (column(k) >= args.C) continue;
-        unpack(x, row_packs[k]);
-#pragma unroll
-        for (int i = 0; i < size; ++i) squares += (x[i] - mean) * (x[i] - mean);
-    }
-    const float rstd = rsqrtf(row_sum(squares) / static_cast<float>(args.C) + args.epsilon);
-    if (lane == 0) args.store_stats(row, mean, rstd);
-
-#pragma unroll
-    for (int k = 0; k < packs; ++k) {
-        if (column(k) >= args.C) continue;
-        float w[size], b[size] = {};
-        unpack(x, row_packs[k]);
-        unpack(w, Pack<T>::load(args.w + column(k)));
-        if (args.b) unpack(b, Pack<T>::load(args.b + column(k)));
-#pragma unroll
-        for (int i = 0; i < size; ++i) x[i] = (x[i] - mean) * rstd * w[i] + b[i];
-        pack<T>(x).store(args.out + first + column(k));
-    }
-}
-
-/// Copies w, b and bias to shared memory, [3, C], from which they are read after this. A thread
-/// copies every blockDim.x-th pack.
-template <class T>
-__device__ __forceinline__ void keep_vectors(ForwardArgs<T>& args, uint4* shared) {
-    constexpr int size = Pack<T>::size;
-    T* copies = reinterpret_cast<T*>(shared);
-    for (const T** vector : {&args.w, &args.b, &args.bias}) {
-        if (!*vector) continue;
-        for (int column = static_cast<int>(threadIdx.x) * size; column < args.C;
-             column += static_cast<int>(blockDim.x) * size)
-            Pack<T>::load(*vector + column).store(copies + column);
-        *vector = copies;
-        copies += args.C;
-    }
-}
-
 /// One row per warp at a time.
 template <class T, int packs>
 __global__ void __launch_bounds__(rows_per_block* warp_size, packs == warp_packs ? 2 : 1)
@@ -147,8 +51,10 @@ __global__ void __launch_bounds__(rows_per_block* warp_size, packs == warp_packs
     }
     for (int64_t row = int64_t{blockIdx.x} * rows_per_block + threadIdx.x / warp_size; row < args.M;
          row += stride)
-        forward_row<T, packs>(args, row, warp_size, static_cast<int>(threadIdx.x) % warp_size,
-                              [](float value) { return warp_sum(value); });
+        forward_row<T, packs>(
+            args, row, warp_size, static_cast<int>(threadIdx.x) % warp_size,
+            [](float value) { return warp_sum(value); },
+            [&](int column, const Pack<T>& own) { own.store(args.out + row * args.C + column); });
 }
 
 /// A block takes every gridDim.x-th row. With `keeps_vectors` and more rows than blocks, a thread
@@ -164,7 +70,9 @@ __global__ void __launch_bounds__(max_block_threads<T, keeps_vectors>)
     int turn = 0;
     const auto row_sum = [&](float value) { return block_sum(value, shared[turn ^= 1]); };
     for (int64_t row = blockIdx.x; row < args.M; row += gridDim.x)
-        forward_row<T, block_elements / Pack<T>::size>(args, row, lanes, lane, row_sum);
+        forward_row<T, block_elements / Pack<T>::size>(
+            args, row, lanes, lane, row_sum,
+            [&](int column, const Pack<T>& own) { own.store(args.out + row * args.C + column); });
 }
 
 /// One row per block, any C and alignment; x is read three times.

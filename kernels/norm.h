@@ -5,6 +5,7 @@
 #pragma once
 #include "base/tensor.h"
 #include "device/stream.h"
+#include "kernels/fp8.h"
 
 namespace train_gpt {
 
@@ -15,14 +16,19 @@ enum class Norm : uint8_t { layer, rms };
 /// x, out, residual, x_out [M, C]; w, b, bias [C] of the same dtype (fp32 or bf16); b may be
 /// absent. stats fp32 [M, 2] receives (μ, ρ) of each row; it may be absent (inference). out may not
 /// alias x, x_out or residual; x_out may be x or residual.
+///
+/// Where norm_rounds(), `rounded` receives out in fp8, and out itself is not written.
 struct NormForward {
     Norm norm = Norm::layer;
     Tensor out, stats, x, w;
     Tensor b = {};
     Tensor residual = {}, bias = {}, x_out = {};
     float epsilon = 1e-5f;
+    Fp8Output rounded = {};
 };
 void norm_forward(Stream& stream, const NormForward& args);
+/// On a GPU, for rows that fit: M and C multiples of 16, C <= 4096 in bf16 and 2048 in fp32.
+bool norm_rounds(const Stream& stream, DType dtype, int64_t M, int64_t C);
 
 /// The backward pass through y = norm(x) where x also continues along the residual stream:
 ///   dres  +=  ρ·(g − mean(g) − x̂·mean(g ⊙ x̂)),  g = dy ⊙ w;  rms: without mean(g)
@@ -48,8 +54,10 @@ size_t norm_scratch_bytes(const Stream& stream, int64_t M, int64_t C);
 Cost cost_of(const NormForward& args);
 Cost cost_of(const NormBackward& args);
 
-namespace cuda {  // norm.cu, norm_backward.cu
+namespace cuda {  // norm.cu, norm_fp8.cu, norm_backward.cu
 void norm_forward(Stream& stream, const NormForward& args);
+void norm_forward_rounded(Stream& stream, const NormForward& args);
+bool norm_rounds(const Stream& stream, DType dtype, int64_t M, int64_t C);
 void norm_backward(Stream& stream, const NormBackward& args);
 size_t norm_scratch_bytes(int64_t M, int64_t C);
 }  // namespace cuda

@@ -132,6 +132,7 @@ void swiglu_forward(Stream& stream, const SwigluForward& args) {
     assert(args.out.dtype == args.gate_up.dtype && args.gate_up.cols() == 2 * args.out.cols() &&
            args.gate_up.rows() == args.out.rows());
     TRAIN_GPT_ON_CUDA(stream.device, swiglu_forward(stream, args));
+    assert(!args.rounded);
     with_float_type(args.out.dtype, [&](auto type) {
         with_form(args.clamped, [&](const auto& form) { forward<decltype(type)>(args, form); });
     });
@@ -152,7 +153,9 @@ void swiglu_backward(Stream& stream, const SwigluBackward& args) {
 }
 
 Cost cost_of(const SwigluForward& a) {
-    return {"swiglu_forward", bytes_of(a.out) + bytes_of(a.gate_up), 0};
+    const double result =
+        a.rounded ? bytes_of(a.rounded.codes) + bytes_of(a.rounded.transposed) : bytes_of(a.out);
+    return {"swiglu_forward", result + bytes_of(a.gate_up), 0};
 }
 
 Cost cost_of(const SwigluBackward& a) {

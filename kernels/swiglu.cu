@@ -3,6 +3,7 @@
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/exp_math.cuh"
+#include "kernels/fp8_tile.cuh"
 #include "kernels/swiglu.h"
 
 namespace train_gpt::cuda {
@@ -128,6 +129,27 @@ __global__ void __launch_bounds__(most_threads)
     }
 }
 
+/// The elements of `out`, as they would be stored.
+template <class T, class Form>
+struct Results {
+    const T* gate_up;
+    int64_t F;
+    Form form;
+
+    template <int width>
+    __device__ __forceinline__ void load(float (&values)[width], int64_t row, int64_t col) const {
+        float gate[width], up[width];
+        unpack(gate, Vector<T, width>::load(gate_up + row * 2 * F + col));
+        unpack(up, Vector<T, width>::load(gate_up + row * 2 * F + F + col));
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+            const Factors of = form.template of<T>(gate[i], up[i]);
+            gate[i] = of.value * of.up;
+        }
+        unpack(values, vector_of<T>(gate));
+    }
+};
+
 /// Calls f(width, grid, threads) for the widest vectors that rows of F columns at these addresses
 /// consist of.
 template <class T, class F, class... Tensors>
@@ -164,6 +186,17 @@ void forward(Stream& stream, const SwigluForward& args, const Form& form) {
 }
 
 template <class T, class Form>
+void forward_rounded(Stream& stream, const SwigluForward& args, const Form& form) {
+    const int64_t M = args.gate_up.rows(), F = args.gate_up.cols() / 2;
+    const bool aligned = is_aligned(args.gate_up.data) && is_aligned(args.rounded.codes.data);
+    with_width<T>(F, aligned, [&](auto width) {
+        launch_round_tile<E4M3, width>(
+            stream, round_tile_of(args.rounded, M, F),
+            Results<T, Form>{static_cast<const T*>(args.gate_up.data), F, form});
+    });
+}
+
+template <class T, class Form>
 void backward(Stream& stream, const SwigluBackward& args, const Form& form) {
     const int64_t M = args.dout.rows(), F = args.dout.cols();
     with_grid<T>(
@@ -181,9 +214,13 @@ void backward(Stream& stream, const SwigluBackward& args, const Form& form) {
 }  // namespace
 
 void swiglu_forward(Stream& stream, const SwigluForward& args) {
-    with_element_type(args.out.dtype, [&](auto type) {
-        with_form(args.clamped,
-                  [&](const auto& form) { forward<decltype(type)>(stream, args, form); });
+    with_element_type(args.gate_up.dtype, [&](auto type) {
+        with_form(args.clamped, [&](const auto& form) {
+            if (args.rounded)
+                forward_rounded<decltype(type)>(stream, args, form);
+            else
+                forward<decltype(type)>(stream, args, form);
+        });
     });
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/tensor.h"
 #include "device/stream.h"
+#include "kernels/fp8.h"
 
 namespace train_gpt {
 
@@ -23,11 +24,13 @@ struct ClampedSwiglu {
 /// out = silu(gate) ⊙ up, or the clamped form, computed in fp32. gate_up [M, 2F] holds gate in the
 /// first F columns of a row and up in the last F; out [M, F]; fp32 or bf16, both alike. out may not
 /// overlap gate_up. With row_count, int32 [1] in the device's memory, only the first so many rows
-/// are read and written; at most M.
+/// are read and written; at most M. On a GPU and without row_count, `rounded` receives out in fp8
+/// if it is there, and out itself is not written.
 struct SwigluForward {
     Tensor out, gate_up;
     std::optional<ClampedSwiglu> clamped = {};
     Tensor row_count = {};
+    Fp8Output rounded = {};
 };
 void swiglu_forward(Stream& stream, const SwigluForward& args);
 

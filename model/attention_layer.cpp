@@ -195,7 +195,8 @@ void attention_layer_forward(Stream& stream, const Block& block, const Attend& a
         linear_forward(stream, {.out = rows_of(a.qkv, rows),
                                 .x = rows_of(a.norm1, rows),
                                 .w = block.operand(p.qkv_w),
-                                .bias = block.weight(p.qkv_b)});
+                                .bias = block.weight(p.qkv_b),
+                                .rounded_x = block.rounded_norm1().matrix()});
     });
     if (block.layer.is_rotary) rotate(stream, block);
     attend(stream, block);
@@ -222,7 +223,8 @@ void attention_layer_backward(const BackwardPass& pass) {
         scores_backward(pass);
         pass.norm_output_gradient(g.dqkv, p.qkv_w);
     }
-    pass.weight_gradient_of_norm(p.qkv_w, p.qkv_b, a.norm1, g.dqkv);
+    pass.weight_gradient_of_norm(p.qkv_w, p.qkv_b, a.norm1, g.dqkv,
+                                 pass.block.rounded_norm1().matrix());
 }
 
 size_t attention_layer_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype,

@@ -1,6 +1,7 @@
 #include "model/block_pass.h"
 
 #include <cassert>
+#include <cstddef>
 
 #include "device/copy.h"
 #include "kernels/convert.h"
@@ -17,7 +18,8 @@ StreamNorm Block::norm1() const {
             .x = a.x,
             .w = weight_if_leased(parameters.norm1_w),
             .b = weight_if_leased(parameters.norm1_b),
-            .out_rows = a.norm1_rows};
+            .out_rows = a.norm1_rows,
+            .rounded = rounded_norm1()};
 }
 
 StreamNorm Block::norm2() const {
@@ -27,7 +29,36 @@ StreamNorm Block::norm2() const {
             .x = a.x_mid,
             .w = weight_if_leased(parameters.norm2_w),
             .b = weight_if_leased(parameters.norm2_b),
-            .out_rows = a.norm2_rows};
+            .out_rows = a.norm2_rows,
+            .rounded = rounded_norm2()};
+}
+
+Fp8Output Block::rounded_input(int weight, Tensor values) const {
+    const ProductScales* const of = scales(weight);
+    if (!of || !of->x.is_set || !of->weight_gradient) return {};
+    // One byte for each of both; values have two or more.
+    auto* const codes = static_cast<std::byte*>(values.data);
+    return {
+        .codes = Tensor(codes, DType::uint8, {values.rows(), values.cols()}),
+        .transposed = Tensor(codes + values.numel(), DType::uint8, {values.cols(), values.rows()}),
+        .scaling = of->x};
+}
+
+Fp8Output Block::rounded_norm1() const {
+    return rounds_norms ? rounded_input(parameters.qkv_w, activations.norm1) : Fp8Output{};
+}
+
+Fp8Output Block::rounded_norm2() const {
+    // A router reads values.
+    return rounds_norms && !layer.experts ? rounded_input(parameters.up_w, activations.norm2)
+                                          : Fp8Output{};
+}
+
+Fp8Output Block::rounded_hidden() const {
+    const bool by_kernel = layer.mlp == Mlp::swiglu || layer.mlp == Mlp::gelu;
+    return rounds_hidden && by_kernel && !layer.experts
+               ? rounded_input(parameters.down_w, activations.hidden)
+               : Fp8Output{};
 }
 
 std::vector<EarlyGradient> early_gradients(const LayerSpec& layer, const BlockParameters& p) {
@@ -88,24 +119,28 @@ void BackwardPass::norm_output_gradient(Tensor dy, int weight) const {
     block.residual.add_input_gradient(stream, g.dy, dy, block.operand(weight));
 }
 
-void BackwardPass::add_weight_gradient(int weight, int bias, Tensor x, Tensor dy) const {
+void BackwardPass::add_weight_gradient(int weight, int bias, Tensor x, Tensor dy,
+                                       const Fp8Matrix& rounded) const {
     linear_backward_weight(stream, {.dw = gradients.sink(stream, weight),
                                     .x = x,
                                     .dy = dy,
                                     .dbias = gradients.sink(stream, bias),
-                                    .scales = block.scales(weight)});
+                                    .scales = block.scales(weight),
+                                    .rounded_x = rounded});
 }
 
-void BackwardPass::weight_gradient(int weight, int bias, Tensor x, Tensor dy) const {
+void BackwardPass::weight_gradient(int weight, int bias, Tensor x, Tensor dy,
+                                   const Fp8Matrix& rounded) const {
     if (!weights) return;
     tensor().wait(stream, Lane::gradients);
-    add_weight_gradient(weight, bias, x, dy);
+    add_weight_gradient(weight, bias, x, dy, rounded);
 }
 
-void BackwardPass::weight_gradient_of_norm(int weight, int bias, Tensor x, Tensor dy) const {
+void BackwardPass::weight_gradient_of_norm(int weight, int bias, Tensor x, Tensor dy,
+                                           const Fp8Matrix& rounded) const {
     if (!weights) return;
     wait_for_norm();
-    add_weight_gradient(weight, bias, x, dy);
+    add_weight_gradient(weight, bias, x, dy, rounded);
 }
 
 void BackwardPass::wait_for_norm() const { tensor().wait(stream, Lane::inputs); }

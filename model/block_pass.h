@@ -52,16 +52,24 @@ struct Block {
     ExpertUnit experts = {};
     Routing routing = {};
     const Fp8Scales* fp8 = nullptr;  // null: no product is in fp8
+    /// Kernels round what products in fp8 read, once scales are known: the MLP's activation; norms.
+    bool rounds_hidden = false, rounds_norms = false;
 
     Tensor weight(int i) const { return weights.weight(i); }
     /// A weight of products, and how they are computed.
-    Operand operand(int i) const { return {weight(i), scales(i)}; }
+    Operand operand(int i) const { return weights.operand(i); }
     const ProductScales* scales(int i) const { return fp8 ? fp8->of(i) : nullptr; }
+    /// Where the kernel that computes the input of a weight's products writes it in fp8, in the
+    /// memory of its values; empty: it writes the values.
+    Fp8Output rounded_norm1() const;
+    Fp8Output rounded_norm2() const;
+    Fp8Output rounded_hidden() const;
     /// The norms; without their weights in a pass that computes only weights' gradients.
     StreamNorm norm1() const;
     StreamNorm norm2() const;
 
   private:
+    Fp8Output rounded_input(int weight, Tensor values) const;
     Tensor weight_if_leased(int i) const { return weights ? weight(i) : Tensor{}; }
 };
 
@@ -147,11 +155,13 @@ class BackwardPass {
     void input_gradient(Tensor dx, Tensor dy, int weight, Tensor preact = {}) const;
     /// g.dy from dy, of a product that reads a norm's output.
     void norm_output_gradient(Tensor dy, int weight) const;
-    /// The gradients of a product into the stream.
-    void weight_gradient(int weight, int bias, Tensor x, Tensor dy) const;
+    /// The gradients of a product into the stream. rounded: x in fp8, if it has no values.
+    void weight_gradient(int weight, int bias, Tensor x, Tensor dy,
+                         const Fp8Matrix& rounded = {}) const;
     /// The gradients of a product that reads a norm's output. They are computed while its input's
     /// gradients are added up.
-    void weight_gradient_of_norm(int weight, int bias, Tensor x, Tensor dy) const;
+    void weight_gradient_of_norm(int weight, int bias, Tensor x, Tensor dy,
+                                 const Fp8Matrix& rounded = {}) const;
     /// Later work finds all rows of a norm's output that restore() began to gather.
     void wait_for_norm() const;
     /// The gradient of a parameter that is updated in another way (Update::balance) is 0.
@@ -166,7 +176,8 @@ class BackwardPass {
 
   private:
     TensorGroup& tensor() const { return block.residual.tensor(); }
-    void add_weight_gradient(int weight, int bias, Tensor x, Tensor dy) const;
+    void add_weight_gradient(int weight, int bias, Tensor x, Tensor dy,
+                             const Fp8Matrix& rounded) const;
 
     std::vector<EarlyGradient> early_;  // what is kept
 };

@@ -242,7 +242,9 @@ void experts_forward(Stream& stream, const Block& block) {
                                     .w = weight(p.up_w),
                                     .offsets = offsets_of(a),
                                     .row_token = row_token_of(a),
-                                    .bias = weight(p.up_b)});
+                                    .bias = weight(p.up_b),
+                                    .scales = block.scales(p.up_w),
+                                    .rounded = experts.operand(p.up_w).rounded});
     swiglu_forward(stream, {.out = a.hidden,
                             .gate_up = a.preact,
                             .clamped = block.layer.clamped,
@@ -251,7 +253,9 @@ void experts_forward(Stream& stream, const Block& block) {
                                     .x = a.hidden,
                                     .w = weight(p.down_w),
                                     .offsets = offsets_of(a),
-                                    .bias = counts_whole(block) ? weight(p.down_b) : Tensor{}});
+                                    .bias = counts_whole(block) ? weight(p.down_b) : Tensor{},
+                                    .scales = block.scales(p.down_w),
+                                    .rounded = experts.operand(p.down_w).rounded});
 }
 
 /// The gradients of the experts' inputs, in the order of rows, and of their weights.
@@ -270,17 +274,24 @@ void experts_backward(const BackwardPass& pass, Tensor dout) {
                                   .y = a.expert_out,
                                   .row_of = a.row_of,
                                   .weights = a.expert_weights});
-        grouped_linear_backward_input(
-            stream,
-            {.dx = g.dhidden, .dy = g.dexpert_out, .w = weight(p.down_w), .offsets = offsets});
+        grouped_linear_backward_input(stream, {.dx = g.dhidden,
+                                               .dy = g.dexpert_out,
+                                               .w = weight(p.down_w),
+                                               .offsets = offsets,
+                                               .scales = pass.block.scales(p.down_w),
+                                               .rounded = experts.operand(p.down_w).rounded});
         swiglu_backward(stream, {.dgate_up = g.dup,
                                  .dout = g.dhidden,
                                  .gate_up = a.preact,
                                  .out = pass.recomputes_elementwise() ? a.hidden : Tensor{},
                                  .clamped = pass.block.layer.clamped,
                                  .row_count = row_count_of(pass.block)});
-        grouped_linear_backward_input(
-            stream, {.dx = g.dgrouped, .dy = g.dup, .w = weight(p.up_w), .offsets = offsets});
+        grouped_linear_backward_input(stream, {.dx = g.dgrouped,
+                                               .dy = g.dup,
+                                               .w = weight(p.up_w),
+                                               .offsets = offsets,
+                                               .scales = pass.block.scales(p.up_w),
+                                               .rounded = experts.operand(p.up_w).rounded});
     }
     if (!pass.weights) return;
     grouped_linear_backward_weight(stream, {.dw = pass.gradients.sink(stream, p.down_w),

@@ -37,13 +37,15 @@ bool skips(std::string_view entry, int layer, const char* word) {
     return entry == word || entry == number || entry == concat(number, ".", word);
 }
 
+bool is_of_experts(const Parameter& weight) { return weight.matrix_rows > 0; }
+
 /// Why a product stays in the run's dtype; empty if it does not.
-std::string reason_for(const Parameter& weight, bool is_experts, bool is_skipped, int tensor_ranks,
+std::string reason_for(const Parameter& weight, bool is_skipped, int tensor_ranks,
                        int64_t tokens_of_sequence) {
     if (is_skipped) return "named in precision.fp8_skip";
-    if (is_experts) return "products of experts";
     const Parameter part = parameter_held_by(weight, {0, tensor_ranks});
-    const int64_t outputs = part.padded[0], inputs = part.padded[1];
+    const int64_t matrices = is_of_experts(weight) ? weight.padded[0] / weight.matrix_rows : 1,
+                  outputs = part.padded[0] / matrices, inputs = part.padded[1];
     const auto has = [&](int64_t n, const char* of) {
         return concat(n, " ", of, tensor_ranks > 1 ? " on a rank" : "");
     };
@@ -73,11 +75,12 @@ std::vector<Fp8Product> products_of(const Registry& whole, const Fp8Options& opt
             const Parameter& weight = whole.parameters[static_cast<size_t>(block.*member)];
             const bool is_skipped = std::ranges::any_of(
                 options.skip, [&](const std::string& entry) { return skips(entry, layer, word); });
-            products.push_back({.name = concat(layer, ".", word),
-                                .weight = weight.name,
-                                .id = weight.id,
-                                .reason = reason_for(weight, weight.matrix_rows > 0, is_skipped,
-                                                     tensor_ranks, tokens_of_sequence)});
+            products.push_back(
+                {.name = concat(layer, ".", word),
+                 .weight = weight.name,
+                 .id = weight.id,
+                 .reason = reason_for(weight, is_skipped, tensor_ranks, tokens_of_sequence),
+                 .of_experts = is_of_experts(weight)});
         }
     }
     return products;
@@ -121,7 +124,12 @@ std::string described(const std::vector<Fp8Product>& products, const Fp8Options&
         "fp8 (", options.recipe == Fp8Recipe::delayed ? "delayed" : "current",
         " scaling): ", std::ssize(products) - others, " of ", products.size(),
         " products of blocks",
-        options.weight_gradient ? "" : concat(", their weight gradients in ", name_of(dtype)));
+        !options.weight_gradient ? concat(", their weight gradients in ", name_of(dtype))
+        : std::ranges::any_of(
+              products,
+              [](const Fp8Product& product) { return product.of_experts && product.is_fp8(); })
+            ? concat(", weight gradients of experts in ", name_of(dtype))
+            : "");
     for (const std::string& reason : reasons) {
         const std::vector<std::string>& of = names[reason];
         text += concat("; in ", name_of(dtype), ": ");
@@ -150,6 +158,7 @@ Fp8Scales::Fp8Scales(const Fp8Options& options, const std::vector<Fp8Product>& p
     state_ = static_cast<std::byte*>(arena.take(history_bytes(), Purpose::workspaces));
     amax_ = floats(n_);
     scale_ = delayed_ ? floats(n_) : nullptr;
+    inverse_ = delayed_ ? floats(n_ / 3) : nullptr;
     host_ = static_cast<Fp8Found*>(arena.take(2 * sizeof(Fp8Found), Purpose::staging));
 
     operands_.resize(static_cast<size_t>(n_));
@@ -167,7 +176,8 @@ Fp8Scales::Fp8Scales(const Fp8Options& options, const std::vector<Fp8Product>& p
         scales_.push_back({.x = scaling(x, "input"),
                            .w = scaling(w, "weight"),
                            .dy = scaling(dy, "gradient"),
-                           .weight_gradient = options.weight_gradient});
+                           .weight_gradient = options.weight_gradient && !product.of_experts});
+        if (delayed_) scales_.back().x.inverse = inverse_ + i;
         const auto found = std::ranges::find(held, product.id, &Parameter::id);
         if (found != held.end())
             products_[static_cast<size_t>(found - held.begin())] = static_cast<int>(i);
@@ -184,6 +194,12 @@ size_t Fp8Scales::history_bytes() const {
 void Fp8Scales::set_known(bool known) {
     for (ProductScales& scales : scales_)
         scales.x.is_set = scales.w.is_set = scales.dy.is_set = known && delayed_;
+}
+
+std::vector<const ProductScales*> Fp8Scales::of_parameters(size_t held) const {
+    std::vector<const ProductScales*> all;
+    for (size_t i = 0; i < held; ++i) all.push_back(of(static_cast<int>(i)));
+    return all;
 }
 
 void Fp8Scales::begin_step(Stream& stream) {

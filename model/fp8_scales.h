@@ -1,6 +1,6 @@
 // The products of a model's blocks that a training run computes in fp8 (kernels/fp8.h), and the
 // scales of their operands. Embedding, head, norms, routers, attention itself, the residual stream
-// and the products of experts stay in the run's dtype, and so do evaluation and samples.
+// and the weight gradients of experts stay in the run's dtype, and so do evaluation and samples.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -32,6 +32,7 @@ struct Fp8Product {
     std::string weight;       // the name of its weight
     uint32_t id = 0;          // Parameter::id of its weight
     std::string reason = {};  // why it stays in the run's dtype; empty: it is in fp8
+    bool of_experts = false;  // of all experts of a layer
 
     bool is_fp8() const { return reason.empty(); }
 };
@@ -80,6 +81,9 @@ class Fp8Scales {
         return i < 0 ? nullptr : &scales_[static_cast<size_t>(i)];
     }
 
+    /// of() all parameters that are held, so many.
+    std::vector<const ProductScales*> of_parameters(size_t held) const;
+
     void begin_step(Stream& stream);
     /// Takes the maximum over all ranks.
     void add_over_ranks(Stream& stream, ParameterStore& parameters);
@@ -113,7 +117,8 @@ class Fp8Scales {
     std::vector<ProductScales> scales_;         // of each product
     std::byte* state_ = nullptr;                // Fp8Found and the ring [history_steps, n]
     float *amax_ = nullptr, *scale_ = nullptr;  // [n]
-    Fp8Found* host_ = nullptr;                  // of two steps
+    float* inverse_ = nullptr;  // [n / 3]: 1 / scale of inputs, where kernels round their results
+    Fp8Found* host_ = nullptr;  // of two steps
 };
 
 }  // namespace train_gpt

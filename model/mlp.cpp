@@ -33,17 +33,22 @@ void mlp_forward(Stream& stream, const Block& block) {
     const BlockParameters& p = block.parameters;
     const BlockActivations& a = block.activations;
     const Mlp mlp = block.layer.mlp;
-    const bool fused = mlp == Mlp::gelu;
+    const Fp8Output rounded = block.rounded_hidden();
+    const bool fused = mlp == Mlp::gelu && !rounded;
     block.residual.for_each_chunk(stream, Lane::inputs, a.preact.rows(), [&](Range rows) {
         linear_forward(stream, {.out = rows_of(fused ? a.hidden : a.preact, rows),
                                 .x = rows_of(a.norm2, rows),
                                 .w = block.operand(p.up_w),
                                 .bias = block.weight(p.up_b),
-                                .preact = fused ? rows_of(a.preact, rows) : Tensor{}});
+                                .preact = fused ? rows_of(a.preact, rows) : Tensor{},
+                                .rounded_x = block.rounded_norm2().matrix()});
     });
+    if (mlp == Mlp::gelu && rounded) gelu_forward_rounded(stream, rounded, a.preact);
     if (mlp == Mlp::swiglu)
-        swiglu_forward(stream,
-                       {.out = a.hidden, .gate_up = a.preact, .clamped = block.layer.clamped});
+        swiglu_forward(stream, {.out = a.hidden,
+                                .gate_up = a.preact,
+                                .clamped = block.layer.clamped,
+                                .rounded = rounded});
     if (mlp == Mlp::relu2) relu_squared_forward(stream, {.out = a.hidden, .x = a.preact});
 }
 
@@ -54,6 +59,7 @@ Addends add_mlp(Stream& stream, const Block& block, Tensor out) {
                                        .residual = a.x_mid,
                                        .w = block.operand(block.parameters.down_w),
                                        .bias = block.weight(block.parameters.down_b),
+                                       .rounded_x = block.rounded_hidden().matrix(),
                                        .keeps_bias = true});
 }
 
@@ -81,9 +87,13 @@ void mlp_backward(const BackwardPass& pass) {
         if (pass.recomputes_elementwise()) gelu_forward(pass.stream, a.hidden, a.preact);
         pass.input_gradient(g.dup, dout, p.down_w, a.preact);
     }
-    pass.weight_gradient(p.down_w, p.down_b, a.hidden, dout);
+    // What is computed once more has values.
+    const Fp8Output rounded =
+        pass.recomputes_elementwise() ? Fp8Output{} : pass.block.rounded_hidden();
+    pass.weight_gradient(p.down_w, p.down_b, a.hidden, dout, rounded.matrix());
     if (pass.inputs) pass.norm_output_gradient(g.dup, p.up_w);
-    pass.weight_gradient_of_norm(p.up_w, p.up_b, a.norm2, g.dup);
+    pass.weight_gradient_of_norm(p.up_w, p.up_b, a.norm2, g.dup,
+                                 pass.block.rounded_norm2().matrix());
 }
 
 size_t mlp_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype, int64_t rows) {

@@ -34,7 +34,8 @@ void ResidualStream::norm(Stream& stream, const StreamNorm& of, const Addends& a
                               .residual = rows_of(addends.residual, rows.held),
                               .bias = addends.bias,
                               .x_out = addends ? rows_of(of.x, rows.held) : Tensor{},
-                              .epsilon = norm_epsilon_});
+                              .epsilon = norm_epsilon_,
+                              .rounded = of.rounded});
         if (gathers) tensor_.gather(stream, Lane::inputs, of.out, of.out_rows, chunk);
     }
 }
@@ -86,8 +87,12 @@ void ResidualStream::for_each_chunk_of_sum(Stream& stream, Tensor sum, const F& 
 
 Addends ResidualStream::add(Stream& stream, const Product& p) const {
     if (!is_split()) {
-        linear_forward(stream,
-                       {.out = p.out, .x = p.x, .w = p.w, .bias = p.bias, .residual = p.residual});
+        linear_forward(stream, {.out = p.out,
+                                .x = p.x,
+                                .w = p.w,
+                                .bias = p.bias,
+                                .residual = p.residual,
+                                .rounded_x = p.rounded_x});
         return {};
     }
     for_each_chunk_of_sum(stream, sums_, [&](Tensor part, Range rows) {

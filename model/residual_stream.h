@@ -30,9 +30,10 @@ struct Addends {
 /// One of a block's norms, or the final one, with its weights.
 struct StreamNorm {
     Tensor out, stats;
-    Tensor x;              // its input; computed first where there are Addends
-    Tensor w, b = {};      // b may be absent
-    Tensor out_rows = {};  // keeps this rank's rows of `out`, unless `out` keeps all
+    Tensor x;                // its input; computed first where there are Addends
+    Tensor w, b = {};        // b may be absent
+    Tensor out_rows = {};    // keeps this rank's rows of `out`, unless `out` keeps all
+    Fp8Output rounded = {};  // receives `out` in fp8 instead, in the same memory
 };
 
 /// What a norm's backward pass (kernels/norm.h) reads and adds to.
@@ -78,6 +79,7 @@ class ResidualStream {
         Tensor out, x, residual;
         Operand w;
         Tensor bias = {};
+        Fp8Matrix rounded_x = {};  // without other ranks; x then has no values
         /// The weights of the product are gone before the addends are added.
         bool keeps_bias = false;
     };

@@ -7,6 +7,7 @@
 #include "device/trace.h"
 #include "kernels/embedding.h"
 #include "kernels/head_loss.h"
+#include "kernels/norm.h"
 #include "model/scratch.h"
 
 namespace train_gpt {
@@ -240,6 +241,11 @@ AttentionShape Stage::attention_shape(const LayerSpec& layer, const TokenBatch& 
     return shape;
 }
 
+/// Evaluation and samples are not in fp8.
+static Weights::For use_of(const TokenBatch& batch) {
+    return batch.trains ? Weights::For::training : Weights::For::other;
+}
+
 Block Stage::block(Stream& stream, const UnitLease& weights, const Slot& slot, int l,
                    const TokenBatch& batch) {
     const size_t i = static_cast<size_t>(l);
@@ -247,30 +253,37 @@ Block Stage::block(Stream& stream, const UnitLease& weights, const Slot& slot, i
     RopeShape rope = rope_shape(of, parameters_.dtype(), options_.B, options_.T);
     if (of.is_rotary)
         rope.table = rotary_.get(stream), rope.doc_start = batch.starts_of_positions();
-    return {.layer = of,
-            .residual = residual_,
-            .weights = weights,
-            .parameters = registry_.blocks[i],
-            .activations = slot.blocks[i],
-            .rope = rope,
-            .attention = attention_shape(of, batch),
-            .input = {},
-            .context = context_attention_ ? &*context_attention_ : nullptr,
-            .experts = experts_of(l),
-            .routing = routing_of(l, batch),
-            .fp8 = batch.trains ? options_.fp8 : nullptr};
+    // Among tensor-parallel ranks, norms' outputs are gathered in the compute dtype.
+    const bool rounds = batch.trains && options_.fp8 && stream.device.is_cuda() &&
+                        !residual_.is_split() && !fp8_was_refused(stream);
+    return {
+        .layer = of,
+        .residual = residual_,
+        .weights = weights,
+        .parameters = registry_.blocks[i],
+        .activations = slot.blocks[i],
+        .rope = rope,
+        .attention = attention_shape(of, batch),
+        .input = {},
+        .context = context_attention_ ? &*context_attention_ : nullptr,
+        .experts = experts_of(l, use_of(batch)),
+        .routing = routing_of(l, batch),
+        .fp8 = batch.trains ? options_.fp8 : nullptr,
+        .rounds_hidden = rounds,
+        .rounds_norms = rounds && norm_rounds(stream, parameters_.dtype(), tokens(), spec_.n_embd)};
 }
 
-ExpertUnit Stage::experts_of(int l) {
+ExpertUnit Stage::experts_of(int l, Weights::For use) {
     const int unit = registry_.unit_of_experts(l), others = registry_.unit_of_block(l),
               last = registry_.first_unit();
     if (unit == others) return {};
-    return {.lease = [this, unit](Stream& s) { return parameters_.weights.acquire(s, unit); },
-            .released =
-                [this, others, last](Stream& s) {
-                    if (others > last) parameters_.weights.prefetch(s, others - 1, last);
-                },
-            .ready = [this, unit](Stream& s) { parameters_.gradients.ready(s, unit); }};
+    return {
+        .lease = [this, unit, use](Stream& s) { return parameters_.weights.acquire(s, unit, use); },
+        .released =
+            [this, others, last](Stream& s) {
+                if (others > last) parameters_.weights.prefetch(s, others - 1, last);
+            },
+        .ready = [this, unit](Stream& s) { parameters_.gradients.ready(s, unit); }};
 }
 
 Routing Stage::routing_of(int l, const TokenBatch& batch) const {
@@ -304,7 +317,7 @@ void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Ten
         const TraceSpan span(TraceTrack::device, stream, "forward layer",
                              registry_.first_layer + l);
         const int unit = registry_.unit_of_block(l), last = registry_.last_unit();
-        const UnitLease weights = parameters_.weights.acquire(stream, unit);
+        const UnitLease weights = parameters_.weights.acquire(stream, unit, use_of(batch));
         if (unit < last) parameters_.weights.prefetch(stream, unit + 1, last);
         Block block = this->block(stream, weights, slot, l, batch);
         block.input = input;
@@ -439,7 +452,7 @@ void Stage::backward_blocks(Stream& stream, int slot_index, const TokenBatch& ba
             const int experts = registry_.unit_of_experts(l);
             if (inputs && experts != unit) parameters_.weights.prefetch(stream, experts, last);
             const UnitLease weights =
-                inputs ? parameters_.weights.acquire(stream, unit) : UnitLease();
+                inputs ? parameters_.weights.acquire(stream, unit, use_of(batch)) : UnitLease();
             if (inputs && experts == unit && unit > last)
                 parameters_.weights.prefetch(stream, unit - 1, last);
             block_backward(stream, parameters_.gradients, block(stream, weights, slot, l, batch),

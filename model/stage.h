@@ -125,7 +125,7 @@ class Stage {
     LayerSpec layer(int l) const { return part_.layer(registry_.first_layer + l); }
     bool is_training() const { return options_.use == ParameterStore::Use::training; }
     AttentionShape attention_shape(const LayerSpec& layer, const TokenBatch& batch) const;
-    ExpertUnit experts_of(int l);
+    ExpertUnit experts_of(int l, Weights::For use);
     Routing routing_of(int l, const TokenBatch& batch) const;
     Block block(Stream& stream, const UnitLease& weights, const Slot& slot, int l,
                 const TokenBatch& batch);

@@ -96,6 +96,7 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
                         : 0),
       batches_(static_cast<size_t>(model.batches_in_use())) {
     stream.settings = kernel_settings(shape.config);
+    if (fp8) parameters.weights.use_fp8(fp8.of_parameters(registry.parameters.size()), arena);
     if (tensor.is_split() || model.ranks() > 1)
         pass_generator_.emplace(model, arena);
     else
@@ -140,6 +141,7 @@ void Trainer::begin_step(int micro_batches, int most) {
     optimizer.begin_step(stream);
     routers.begin_step(stream);
     fp8.begin_step(stream);
+    parameters.weights.begin_step();
     fingerprints.begin_step(stream);
     parameters.gradients.begin_step(micro_batches, most);
     actions_ = &model.actions(most);

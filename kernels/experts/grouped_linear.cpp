@@ -10,6 +10,7 @@
 #include <omp.h>
 
 #include "device/profile.h"
+#include "kernels/experts/grouped_fp8.h"
 #include "kernels/experts/panel_products.h"
 #include "kernels/experts/route.h"
 #include "kernels/lanes.h"
@@ -138,19 +139,20 @@ class OneThread {
 /// out [R, n] = in [R, k] ∘ w_e: forward (nt: n = N, k = K) or backward (nn: n = K, k = N).
 struct RowShape {
     GemmOp op;
-    DType dtype;
+    DType dtype, out;
     int64_t n, k;
 
-    RowShape(GemmOp op_, const GroupedLinearShape& layer)
+    RowShape(GemmOp op_, const GroupedLinearShape& layer, DType out_)
         : op(op_),
           dtype(layer.dtype),
+          out(out_),
           n(op == GemmOp::nt ? layer.N : layer.K),
           k(op == GemmOp::nt ? layer.K : layer.N) {}
 
     GemmShape tile(int64_t rows, int64_t cols, bool bias) const {
         return {.op = op,
                 .in = dtype,
-                .out = dtype,
+                .out = out,
                 .bias = bias,
                 .m = rows,
                 .n = cols,
@@ -197,12 +199,13 @@ size_t product_bytes(Library library, const GroupedLinearShape& layer) {
     const auto cover = [&](const GemmShape& shape) {
         bytes = std::max(bytes, ThreadProducts::scratch_bytes(library, shape));
     };
-    for (const GemmOp op : {GemmOp::nt, GemmOp::nn}) {
-        const RowShape shape(op, layer);
-        for (const int64_t rows : {int64_t{1}, int64_t{17}, tile_edge})
-            for (const bool bias : {false, true})
-                cover(shape.tile(rows, Blocks(shape.n).size(0), bias));
-    }
+    for (const GemmOp op : {GemmOp::nt, GemmOp::nn})
+        for (const DType out : {layer.dtype, DType::fp32}) {
+            const RowShape shape(op, layer, out);
+            for (const int64_t rows : {int64_t{1}, int64_t{17}, tile_edge})
+                for (const bool bias : {false, true})
+                    cover(shape.tile(rows, Blocks(shape.n).size(0), bias && out == layer.dtype));
+        }
     for (const int64_t rows : {last_rows, sum_rows})
         for (const bool accumulate : {false, true})
             cover(sum_tile(layer, rows, Blocks(layer.N).size(0), Blocks(layer.K).size(0),
@@ -220,6 +223,8 @@ size_t gathered_bytes(Library library, const GroupedLinearShape& layer) {
     return aligned(static_cast<size_t>(layer.R * layer.K) * size_of(layer.dtype));
 }
 
+size_t plain_scratch_bytes(const Stream& stream, const GroupedLinearShape& shape);
+
 /// The stream's scratch memory: gathered rows, then for each thread its product's and last rows.
 struct Scratch {
     char* gathered;
@@ -227,7 +232,7 @@ struct Scratch {
     size_t product, last;
 
     Scratch(const Stream& stream, const GroupedLinearShape& layer)
-        : gathered(stream.scratch_for<char>(grouped_linear_scratch_bytes(stream, layer))),
+        : gathered(stream.scratch_for<char>(plain_scratch_bytes(stream, layer))),
           threads(gathered + gathered_bytes(stream.settings.gemm, layer)),
           product(product_bytes(stream.settings.gemm, layer)),
           last(last_rows_bytes(layer)) {}
@@ -268,7 +273,7 @@ int64_t task_columns(const Tensor& offsets, int64_t n) {
 template <class T>
 void multiply_panels(const Scratch& scratch, const GroupedLinearShape& layer, GemmOp op,
                      const RowOperands& args) {
-    const RowShape shape(op, layer);
+    const RowShape shape(op, layer, layer.dtype);
     const int64_t columns = task_columns(args.offsets, shape.n),
                   pieces = ceil_div(shape.n, columns);
     const int32_t* const token = args.row_token ? args.row_token.as<int32_t>() : nullptr;
@@ -351,9 +356,13 @@ template <class T>
 void multiply_rows(const Stream& stream, const GroupedLinearShape& layer, GemmOp op,
                    const RowOperands& args) {
     const Scratch scratch(stream, layer);
-    const RowShape shape(op, layer);
+    const RowShape shape(op, layer, args.out.dtype);
+    const auto out_at = [&](int64_t element) {
+        return static_cast<char*>(args.out.data) +
+               element * static_cast<int64_t>(size_of(args.out.dtype));
+    };
 #if TRAIN_GPT_PANELS
-    if (by_panels(stream.settings.gemm, layer.dtype, shape.k))
+    if (args.out.dtype == layer.dtype && by_panels(stream.settings.gemm, layer.dtype, shape.k))
         return multiply_panels<T>(scratch, layer, op, args);
 #endif
     const T* const in = gathered<T>(args.in, args.row_token, args.offsets, scratch.gathered);
@@ -373,7 +382,7 @@ void multiply_rows(const Stream& stream, const GroupedLinearShape& layer, GemmOp
                           row = task.first_row + begin;
             const T* const w = args.w.as<T>() + task.expert * layer.N * layer.K;
             product(shape.tile(rows, columns.size(block), bool{args.bias}),
-                    {args.out.as<T>() + row * shape.n + col, in + row * shape.k,
+                    {out_at(row * shape.n + col), in + row * shape.k,
                      w + (op == GemmOp::nt ? col * shape.k : col),
                      args.bias ? args.bias.as<T>() + task.expert * shape.n + col : nullptr});
         }
@@ -495,9 +504,11 @@ void grouped_linear_forward(Stream& stream, const GroupedLinearForward& args) {
     const Profiled profiled(stream, cost_of(args));
     const int64_t R = args.out.rows(), N = args.out.cols(), K = args.x.cols(),
                   E = args.offsets.numel() - 1;
-    assert(are_experts(args.w, args.offsets, args.x.dtype, N, K) && args.out.dtype == args.x.dtype);
+    assert(are_experts(args.w, args.offsets, args.x.dtype, N, K));
+    assert(args.out.dtype == args.x.dtype || (args.out.dtype == DType::fp32 && !args.bias));
     assert(args.row_token ? args.row_token.numel() == R : args.x.rows() == R);
     assert(!args.bias || args.bias.numel() == E * N);
+    if (args.scales) return grouped_linear_forward_fp8(stream, args);
     TRAIN_GPT_ON_CUDA(stream.device, grouped_linear_forward(stream, args));
     with_float_type(args.x.dtype, [&](auto type) {
         multiply_rows<decltype(type)>(
@@ -511,7 +522,9 @@ void grouped_linear_backward_input(Stream& stream, const GroupedLinearBackwardIn
     const int64_t R = args.dy.rows(), N = args.dy.cols(), K = args.dx.cols(),
                   E = args.offsets.numel() - 1;
     assert(are_experts(args.w, args.offsets, args.dy.dtype, N, K));
-    assert(args.dx.dtype == args.dy.dtype && args.dx.rows() == R);
+    assert(args.dx.dtype == args.dy.dtype || args.dx.dtype == DType::fp32);
+    assert(args.dx.rows() == R);
+    if (args.scales) return grouped_linear_backward_input_fp8(stream, args);
     TRAIN_GPT_ON_CUDA(stream.device, grouped_linear_backward_input(stream, args));
     with_float_type(args.dy.dtype, [&](auto type) {
         multiply_rows<decltype(type)>(stream, {args.dy.dtype, E, R, N, K}, GemmOp::nn,
@@ -531,11 +544,23 @@ void grouped_linear_backward_weight(Stream& stream, const GroupedLinearBackwardW
     });
 }
 
-size_t grouped_linear_scratch_bytes(const Stream& stream, const GroupedLinearShape& shape) {
+namespace {
+
+size_t plain_scratch_bytes(const Stream& stream, const GroupedLinearShape& shape) {
     TRAIN_GPT_ON_CUDA(stream.device, grouped_linear_scratch_bytes(shape));
     const auto threads = static_cast<size_t>(omp_get_max_threads());
     return gathered_bytes(stream.settings.gemm, shape) +
            threads * (product_bytes(stream.settings.gemm, shape) + 2 * last_rows_bytes(shape));
+}
+
+}  // namespace
+
+size_t grouped_linear_scratch_bytes(const Stream& stream, const GroupedLinearShape& shape) {
+    const size_t plain = plain_scratch_bytes(stream, shape);
+    if (!stream.settings.fp8) return plain;
+    const size_t fp8 = grouped_fp8_scratch_bytes(stream, shape);
+    // On the CPU, a product of codes runs in what they leave.
+    return stream.device.is_cuda() ? std::max(plain, fp8) : plain + fp8;
 }
 
 namespace {

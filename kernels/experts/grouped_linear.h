@@ -4,6 +4,7 @@
 #pragma once
 #include "base/tensor.h"
 #include "device/stream.h"
+#include "kernels/linear/linear.h"
 
 namespace train_gpt {
 
@@ -12,18 +13,24 @@ namespace train_gpt {
 /// offsets[E] on are neither read nor written.
 ///
 /// Where an operand x has a row_token, int32 [R], row r of the product reads x[row_token[r]], and x
-/// is [tokens, K]. Floating dtypes are equal (fp32 or bf16); products are summed in fp32.
+/// is [tokens, K]. Floating dtypes are equal (fp32 or bf16), except that on the CPU out and dx may
+/// be fp32 without a bias; products are summed in fp32. With scales the product is in fp8
+/// (grouped_fp8.h), and `rounded` may be w as it has been rounded before (Operand).
 
 /// out[r] = x[r]·w_eᵀ (+ bias_e). x [R, K], w [E, N, K], bias [E, N], out [R, N].
 struct GroupedLinearForward {
     Tensor out, x, w, offsets;
     Tensor row_token = {}, bias = {};
+    const ProductScales* scales = nullptr;
+    Fp8Matrix rounded = {};
 };
 void grouped_linear_forward(Stream& stream, const GroupedLinearForward& args);
 
 /// dx[r] = dy[r]·w_e. dy [R, N], w [E, N, K], dx [R, K].
 struct GroupedLinearBackwardInput {
     Tensor dx, dy, w, offsets;
+    const ProductScales* scales = nullptr;
+    Fp8Matrix rounded = {};
 };
 void grouped_linear_backward_input(Stream& stream, const GroupedLinearBackwardInput& args);
 
@@ -43,7 +50,8 @@ struct GroupedLinearShape {
     DType dtype = DType::fp32;
     int64_t E = 0, R = 0, N = 0, K = 0;
 };
-/// The scratch memory that the three calls need.
+/// The scratch memory that the three calls need; in fp8, too, where KernelSettings::fp8 says that
+/// there are such products.
 size_t grouped_linear_scratch_bytes(const Stream& stream, const GroupedLinearShape& shape);
 
 /// The minimum bytes and FLOPs of a call (device/profile.h), if every expert has rows.

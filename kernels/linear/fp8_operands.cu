@@ -1,11 +1,12 @@
 #include <array>
 #include <cassert>
 #include <cstdio>
-#include <mutex>
 #include <set>
 
 #include "base/error.h"
+#include "device/cublas_lt.h"
 #include "kernels/linear/fp8_operands.h"
+#include "kernels/linear/linear.h"
 
 namespace train_gpt::cuda {
 
@@ -20,7 +21,16 @@ int64_t cols_of(const Fp8Operand& operand) {
     return operand.transposed ? operand.x.rows() : operand.x.cols();
 }
 
-void round(Stream& stream, const Fp8Operand& operand, void* codes, float* inverse) {
+/// An operand as a product reads it.
+struct Codes {
+    const void* data;
+    const float* inverse;
+};
+
+/// Rounds an operand to these addresses, unless its codes are elsewhere already.
+Codes round(Stream& stream, const Fp8Operand& operand, void* codes, float* inverse) {
+    if (const Fp8Matrix& rounded = operand.rounded; rounded)
+        return {(operand.transposed ? rounded.transposed : rounded.codes).data, rounded.inverse};
     const Tensor to(codes, DType::uint8, {rows_of(operand), cols_of(operand)});
     train_gpt::fp8_round(stream, {.codes = operand.transposed ? Tensor{} : to,
                                   .transposed = operand.transposed ? to : Tensor{},
@@ -28,12 +38,18 @@ void round(Stream& stream, const Fp8Operand& operand, void* codes, float* invers
                                   .x = operand.x,
                                   .format = operand.format,
                                   .scaling = operand.scaling});
+    return {codes, inverse};
 }
 
-void say_refused(const Gemm& call, const Gemm& product) {
-    static std::mutex mutex;
-    static std::set<std::array<int64_t, 3>> said;
-    const std::lock_guard lock(mutex);
+/// The products that cuBLASLt has refused, which have been said.
+struct RefusedProducts {
+    std::set<std::array<int64_t, 3>> said;
+
+    explicit RefusedProducts(const Queue&) {}
+};
+
+void say_refused(Stream& stream, const Gemm& call, const Gemm& product) {
+    std::set<std::array<int64_t, 3>>& said = stream.queue->kept<RefusedProducts>().said;
     if (!said.insert({product.m, product.n, product.k}).second) return;
     std::fprintf(stderr, "%s",
                  concat("train_gpt: matrix products of ", product.m, "×", product.k, " by ",
@@ -60,14 +76,22 @@ void round_operands(Stream& stream, Gemm& call, const Fp8Operand& a, const Fp8Op
     char* const a_codes = scratch + padded(gemm_workspace_bytes(m, n));
     char* const b_codes = a_codes + padded(static_cast<size_t>(m * k));
     auto* const inverses = reinterpret_cast<float*>(b_codes + padded(static_cast<size_t>(n * k)));
-    round(stream, a, a_codes, inverses);
-    round(stream, b, b_codes, inverses + 1);
-    product.a = a_codes, product.b = b_codes;
-    product.a_inverse = inverses, product.b_inverse = inverses + 1;
+    const Codes of_a = round(stream, a, a_codes, inverses),
+                of_b = round(stream, b, b_codes, inverses + 1);
+    product.a = of_a.data, product.b = of_b.data;
+    product.a_inverse = of_a.inverse, product.b_inverse = of_b.inverse;
     if (can_multiply(stream, product))
         call = product;
+    else if (a.has_values && b.has_values)
+        say_refused(stream, call, product);
     else
-        say_refused(call, product);
+        throw Error("cuBLASLt ", cublas_lt().version(), " refuses the product of ", m, "×", k,
+                    " by ", k, "×", n,
+                    " in fp8, and an operand is in fp8 alone; name it in precision.fp8_skip");
+}
+
+bool fp8_was_refused(const Stream& stream) {
+    return !stream.queue->kept<RefusedProducts>().said.empty();
 }
 
 size_t fp8_product_bytes(int64_t m, int64_t n, int64_t k) {

@@ -244,8 +244,12 @@ void linear_forward(Stream& stream, const LinearForward& args) {
               .residual = args.residual.data,
               .vector = args.bias.data};
     if (const ProductScales* scales = args.w.scales)
-        round_operands(stream, call, {args.x, Fp8Format::e4m3, scales->x},
-                       {args.w.values, Fp8Format::e4m3, scales->w});
+        round_operands(stream, call,
+                       {.x = args.x,
+                        .scaling = scales->x,
+                        .rounded = args.rounded_x,
+                        .has_values = !args.rounded_x},
+                       {.x = args.w.values, .scaling = scales->w, .rounded = args.w.rounded});
     const auto separate = [&] {
         Gemm plain = call;
         Tensor missing_bias;
@@ -263,7 +267,10 @@ void linear_forward(Stream& stream, const LinearForward& args) {
     };
     // cuBLASLt applies GELU to the sum in fp32, before it is rounded into preact. Nothing is
     // documented about the accuracy of its tanh, so only bf16 uses it.
-    if (!args.preact || dtype != DType::bf16) return separate();
+    // With delayed scaling, `out` is that of the stored preact: the kernel that also rounds it once
+    // its scale is known (gelu.h) gives the same.
+    const bool by_preact = call.fp8 != Fp8Operands::none && args.w.scales->x.scale;
+    if (!args.preact || dtype != DType::bf16 || by_preact) return separate();
     Gemm fused = call;
     fused.epilogue = args.bias ? Epilogue::bias_gelu : Epilogue::gelu;
     fused.d = args.out.data;
@@ -288,7 +295,10 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
     };
     if (const ProductScales* scales = args.w.scales) {
         round_operands(stream, call, {args.dy, Fp8Format::e5m2, scales->dy},
-                       {args.w.values, Fp8Format::e4m3, scales->w, true});
+                       {.x = args.w.values,
+                        .scaling = scales->w,
+                        .transposed = true,
+                        .rounded = args.w.rounded});
         // cuBLASLt has no such epilogue for fp8.
         if (call.fp8 != Fp8Operands::none) return separate();
     }
@@ -316,7 +326,11 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
     };
     if (const ProductScales* scales = args.scales; scales && scales->weight_gradient) {
         round_operands(stream, call, {args.dy, Fp8Format::e5m2, scales->dy, true},
-                       {args.x, Fp8Format::e4m3, scales->x, true});
+                       {.x = args.x,
+                        .scaling = scales->x,
+                        .transposed = true,
+                        .rounded = args.rounded_x,
+                        .has_values = !args.rounded_x});
         if (call.fp8 != Fp8Operands::none) return separate();  // sums of columns are of dy itself
     }
     // Only where both or none accumulate, both can be repeated when none does, for timing.

@@ -28,10 +28,13 @@ inline constexpr int64_t fp8_multiple = 16;
 struct Operand {
     Tensor values;
     const ProductScales* scales = nullptr;  // null: products are in the dtype of the values
+    /// With scales: what the products read, rounded once for many of them; on a GPU both matrices,
+    /// on a CPU numbers of the values' dtype. If it is absent, each product rounds the values.
+    Fp8Matrix rounded = {};
 
     Operand() = default;
-    Operand(const Tensor& values_, const ProductScales* scales_)
-        : values(values_), scales(scales_) {}
+    Operand(const Tensor& values_, const ProductScales* scales_, const Fp8Matrix& rounded_ = {})
+        : values(values_), scales(scales_), rounded(rounded_) {}
     /// A tensor, or what converts to one.
     template <std::convertible_to<Tensor> T>
     Operand(const T& values_) : values(values_) {}  // NOLINT(google-explicit-constructor)
@@ -42,10 +45,14 @@ struct Operand {
 /// x [M, K], w [N, K], out, residual and preact [M, N], bias [N]. gelu is the tanh approximation
 /// (gelu.h) of the stored preact (in bf16 on CUDA, possibly of the value before rounding). residual
 /// may not alias out. Any number of rows >= 1 is allowed.
+///
+/// With scales on a GPU, rounded_x may be x as it has been rounded; the memory of x then has no
+/// values. fp8_was_refused() must be false.
 struct LinearForward {
     Tensor out, x;
     Operand w;
     Tensor bias = {}, residual = {}, preact = {};
+    Fp8Matrix rounded_x = {};
 };
 void linear_forward(Stream& stream, const LinearForward& args);
 
@@ -60,18 +67,23 @@ struct LinearBackwardInput {
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args);
 
 /// dw (+)= dyᵀ·x, and dbias (+)= column sums of dy if dbias is given.
-/// x [M, K], dy [M, N]; dw [N, K] and dbias [N] in fp32.
+/// x [M, K], dy [M, N]; dw [N, K] and dbias [N] in fp32. rounded_x: as LinearForward.
 struct LinearBackwardWeight {
     GradientSink dw;
     Tensor x, dy;
     GradientSink dbias = {};
     const ProductScales* scales = nullptr;  // as Operand::scales; sums of columns are of dy itself
+    Fp8Matrix rounded_x = {};
 };
 void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args);
 
 /// The scratch memory that the three calls need for up to M rows of a layer with weight [N, K]; in
 /// fp8, too, where KernelSettings::fp8 says that there are such products.
 size_t linear_scratch_bytes(const Stream& stream, DType dtype, int64_t M, int64_t N, int64_t K);
+
+/// Whether this GPU has computed a product in the dtype of its operands that was to be in fp8, as
+/// cuBLASLt refused it.
+bool fp8_was_refused(const Stream& stream);
 
 /// Whether the bits of products may depend on the number of threads: where oneDNN computes some.
 bool products_depend_on_threads(const Stream& stream);
@@ -94,6 +106,7 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args);
 void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args);
 size_t linear_scratch_bytes(DType dtype, int64_t M, int64_t N, int64_t K);
 size_t linear_fp8_scratch_bytes(int64_t M, int64_t N, int64_t K);
+bool fp8_was_refused(const Stream& stream);
 }  // namespace cuda
 
 }  // namespace train_gpt

@@ -52,16 +52,30 @@ Tensor rounded(Stream& stream, Pieces& pieces, const Tensor& x, Fp8Format format
     return numbers;
 }
 
+/// The same of a weight, unless it has been rounded already.
+Tensor rounded(Stream& stream, Pieces& pieces, const Operand& w, float& inverse) {
+    if (!w.rounded) return rounded(stream, pieces, w.values, Fp8Format::e4m3, w.scales->w, inverse);
+    assert(w.rounded.codes.dtype == w.values.dtype);
+    inverse *= *w.rounded.inverse;
+    return w.rounded.codes;
+}
+
 }  // namespace
 
+bool fp8_was_refused(const Stream& stream) {
+    TRAIN_GPT_ON_CUDA(stream.device, fp8_was_refused(stream));
+    return false;
+}
+
 void linear_forward_fp8(Stream& stream, const LinearForward& args) {
+    assert(!args.rounded_x);
     const ProductScales& scales = *args.w.scales;
     const int64_t N = args.w.values.rows(), rows = args.x.rows();
     Pieces pieces(stream);
     const Tensor sums = pieces.take(DType::fp32, rows, N);
     float factor = 1;
     const Tensor x = rounded(stream, pieces, args.x, Fp8Format::e4m3, scales.x, factor),
-                 w = rounded(stream, pieces, args.w.values, Fp8Format::e4m3, scales.w, factor);
+                 w = rounded(stream, pieces, args.w, factor);
     Stream rest = pieces.rest();
     linear_forward(rest, {.out = sums, .x = x, .w = w});
     const float* from = sums.as<float>();
@@ -94,7 +108,7 @@ void linear_backward_input_fp8(Stream& stream, const LinearBackwardInput& args) 
     const Tensor sums = pieces.take(DType::fp32, args.dx.rows(), args.dx.cols());
     float factor = 1;
     const Tensor dy = rounded(stream, pieces, args.dy, Fp8Format::e5m2, scales.dy, factor),
-                 w = rounded(stream, pieces, args.w.values, Fp8Format::e4m3, scales.w, factor);
+                 w = rounded(stream, pieces, args.w, factor);
     Stream rest = pieces.rest();
     linear_backward_input(rest, {.dx = sums, .dy = dy, .w = w});
     const int64_t n = sums.numel();
@@ -112,6 +126,7 @@ void linear_backward_input_fp8(Stream& stream, const LinearBackwardInput& args) 
 }
 
 void linear_backward_weight_fp8(Stream& stream, const LinearBackwardWeight& args) {
+    assert(!args.rounded_x);
     const ProductScales& scales = *args.scales;
     Pieces pieces(stream);
     const Tensor sums = pieces.take(DType::fp32, args.dy.cols(), args.x.cols());

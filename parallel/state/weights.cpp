@@ -24,7 +24,7 @@ void Weights::connect(const Mesh& mesh, Exchange& exchange) {
         exchange.add_slots(std::vector<std::string>(buckets().size(), mesh.name_of(*group_)));
 }
 
-UnitLease Weights::acquire(Stream& stream, int unit) {
+UnitLease Weights::acquire(Stream& stream, int unit, For use) {
     const TraceSpan span(TraceTrack::host, "acquire unit", unit);
     acquired_ = unit;
     if (group_)
@@ -34,7 +34,9 @@ UnitLease Weights::acquire(Stream& stream, int unit) {
             assert(gathered_[b]);
             exchange_->hold(stream, slot(b));
         }
-    return {buffers_, unit, leases_[static_cast<size_t>(unit)]};
+    const bool trains = use == For::training;
+    if (trains) rounded_.round(stream, unit);
+    return {buffers_, unit, leases_[static_cast<size_t>(unit)], trains ? &rounded_ : nullptr};
 }
 
 void Weights::prefetch(Stream& stream, int unit, int last) {
@@ -83,6 +85,7 @@ void Weights::gather(Stream& stream, int b) {
 
 void Weights::gather_now(Stream& stream, size_t b) {
     const Bucket& bucket = buckets()[b];
+    for (int unit = bucket.first_unit; unit <= bucket.last_unit; ++unit) rounded_.forget(unit);
     exchange_->submit(stream, slot(b), [&](Stream& exchange) {
         const TraceSpan span(TraceTrack::exchange, exchange, "gather bucket", static_cast<int>(b));
         group_->all_gather(exchange, buffers_.bucket_weights(b), buffers_.owned_weights(bucket),

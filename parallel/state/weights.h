@@ -1,15 +1,18 @@
 // The weights of a training run as a model uses them: leased unit by unit, gathered bucket by
-// bucket beside the model's work. Offload and packed copies hang on the same two calls, acquire()
-// and prefetch().
+// bucket beside the model's work. Offload, codes of fp8 and packed copies hang on the same two
+// calls, acquire() and prefetch().
 #pragma once
 #include <cassert>
 #include <cstddef>
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "device/stream.h"
 #include "parallel/mesh.h"
 #include "parallel/state/exchange.h"
 #include "parallel/state/parameter_buffers.h"
+#include "parallel/state/rounded_weights.h"
 
 namespace train_gpt {
 
@@ -17,8 +20,9 @@ namespace train_gpt {
 class UnitLease {
   public:
     UnitLease() = default;
-    UnitLease(const ParameterBuffers& buffers, int unit, int& leases)
-        : buffers_(&buffers), unit_(unit), leases_(&leases) {
+    UnitLease(const ParameterBuffers& buffers, int unit, int& leases,
+              const RoundedWeights* rounded = nullptr)
+        : buffers_(&buffers), unit_(unit), leases_(&leases), rounded_(rounded) {
         ++leases;
     }
     ~UnitLease() {
@@ -35,11 +39,16 @@ class UnitLease {
         assert(buffers_ && buffers_->parameters()[static_cast<size_t>(i)].unit == unit_);
         return buffers_->weight(i);
     }
+    /// The same as products read it: if the lease is of a training pass, in fp8 where that is wanted.
+    Operand operand(int i) const {
+        return rounded_ ? rounded_->operand(i, weight(i)) : Operand(weight(i));
+    }
 
   private:
     const ParameterBuffers* buffers_ = nullptr;
     int unit_ = -1;
     int* leases_ = nullptr;
+    const RoundedWeights* rounded_ = nullptr;
 };
 
 /// The model calls acquire() around each use of a unit's weights. After an update, gather()
@@ -56,8 +65,17 @@ class Weights {
     /// than the object.
     void connect(const Mesh& mesh, Exchange& exchange);
 
+    /// The products of training passes that are in fp8, by parameter (RoundedWeights).
+    void use_fp8(std::vector<const ProductScales*> scales, Arena& arena) {
+        rounded_ = RoundedWeights(buffers_, std::move(scales), arena);
+    }
+    /// The weights are those of another step.
+    void begin_step() { rounded_.forget_all(); }
+
+    /// What a lease is for: training passes may compute products in fp8.
+    enum class For : uint8_t { training, other };
     /// Later work of the stream finds the weights of the unit in place while the lease lives.
-    UnitLease acquire(Stream& stream, int unit);
+    UnitLease acquire(Stream& stream, int unit, For use = For::other);
     /// The pass acquires the units from `unit` to `last` next; in a backward pass `last` is the
     /// lower number. Gathers the first bucket of these units that is not in use, unless its weights
     /// are there.
@@ -82,6 +100,7 @@ class Weights {
     int slot(size_t bucket) const { return first_slot_ + static_cast<int>(bucket); }
 
     const ParameterBuffers& buffers_;
+    RoundedWeights rounded_;
     Exchange* exchange_ = nullptr;
     int first_slot_ = 0;             // of the buckets' gathers
     Communicator* group_ = nullptr;  // the ranks that the state is split over; null: this one alone

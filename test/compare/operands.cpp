@@ -43,10 +43,11 @@ size_t Operand::bytes() const {
 Values Operand::values(const std::byte* memory) const {
     Values values(bytes() / (is_double ? sizeof(double) : size_of(dtype)));
     for (size_t i = 0; i < values.size(); ++i) {
-        values[i] = is_double              ? load<double>(memory, i)
-                    : dtype == DType::bf16 ? to_float(load<bf16>(memory, i))
-                    : dtype == DType::fp32 ? load<float>(memory, i)
-                                           : load<int32_t>(memory, i);
+        values[i] = is_double               ? load<double>(memory, i)
+                    : dtype == DType::bf16  ? to_float(load<bf16>(memory, i))
+                    : dtype == DType::fp32  ? load<float>(memory, i)
+                    : dtype == DType::uint8 ? static_cast<double>(load<uint8_t>(memory, i))
+                                            : load<int32_t>(memory, i);
     }
     return values;
 }

@@ -38,9 +38,10 @@ const std::vector<Operation>& operations() {
     static const std::vector<Operation> all = [] {
         std::vector<Operation> list;
         for (const auto& of :
-             {linear_operations, gelu_operations, swiglu_operations, relu_squared_operations,
-              residual_operations, norm_operations, rope_operations, attention_operations,
-              experts_operations, embedding_operations, head_loss_operations, adamw_operations}) {
+             {linear_operations, fp8_operations, gelu_operations, swiglu_operations,
+              relu_squared_operations, residual_operations, norm_operations, rope_operations,
+              attention_operations, experts_operations, embedding_operations, head_loss_operations,
+              adamw_operations}) {
             std::vector<Operation> some = of();
             std::ranges::move(some, std::back_inserter(list));
         }

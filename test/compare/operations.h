@@ -174,6 +174,7 @@ const std::vector<Operation>& operations();
 
 // In test/kernels/X_operations.cpp:
 std::vector<Operation> linear_operations();
+std::vector<Operation> fp8_operations();
 std::vector<Operation> gelu_operations();
 std::vector<Operation> swiglu_operations();
 std::vector<Operation> relu_squared_operations();

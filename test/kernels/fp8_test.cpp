@@ -160,6 +160,45 @@ TEST_CASE("without a scale fp8_round brings a tensor's largest magnitude to the 
     }
 }
 
+TEST_CASE("fp8_round reads and writes only the rows that there are", "[fp8][cuda]") {
+    ON_EACH_DEVICE();
+    for (int i = 0; i < 8; ++i) {
+        const Case c = random_case();
+        const int64_t rows = random_int(0, c.rows);
+        CAPTURE(c.rows, rows, c.cols, train_gpt::name_of(c.dtype), name_of(c.format));
+        std::vector<float> contents = random_contents(static_cast<size_t>(c.rows * c.cols), false);
+        std::fill(contents.begin() + rows * c.cols, contents.end(),
+                  std::numeric_limits<float>::quiet_NaN());
+        const Buffer x(c.dtype, {c.rows, c.cols}, contents);
+        SharedArray<int32_t> count(1);
+        count.data()[0] = static_cast<int32_t>(rows);
+        Buffer codes(DType::uint8, {c.rows, c.cols}), inverse(DType::fp32, {1}),
+            amax(DType::fp32, {1}, {0});
+        TestStream stream(fp8_round_scratch_bytes(planning({})));
+        fp8_round(stream, {.codes = codes,
+                           .inverse = inverse.as<float>(),
+                           .x = x,
+                           .format = c.format,
+                           .scaling = {.amax = amax.as<float>()},
+                           .row_count = Tensor(count.data(), DType::int32, {1})});
+        float largest = 0;
+        for (int64_t k = 0; k < rows * c.cols; ++k)
+            largest = std::max(largest, static_cast<float>(std::abs(x[static_cast<size_t>(k)])));
+        const float scale = largest_number(c.format) / std::max(largest, 1e-12f);
+        CHECK(amax[0] == largest);
+        CHECK(inverse[0] == 1 / scale);
+        const std::string found = codes.bytes();
+        size_t wrong = 0;
+        for (size_t k = 0; k < found.size(); ++k) {
+            const bool is_there = static_cast<int64_t>(k) < rows * c.cols;
+            const uint8_t expected =
+                is_there ? nearest_code(c.format, static_cast<float>(x[k]) * scale) : 0xff;
+            wrong += static_cast<uint8_t>(found[k]) != expected;
+        }
+        CHECK(wrong == 0);
+    }
+}
+
 TEST_CASE("fp8_update takes the largest magnitude of the last steps, and says what saturated",
           "[fp8][cuda]") {
     ON_EACH_DEVICE();

@@ -200,6 +200,70 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("a weight that has been rounded once gives the bits of one that each product rounds",
+          "[fp8][linear][cuda]") {
+    ON_EACH_DEVICE();
+    for_each_fp8_layer([](const Fp8Layer& l, const KernelSettings& settings) {
+        const bool gpu = test_device().is_cuda();
+        Buffer codes(gpu ? DType::uint8 : l.dtype, {l.N, l.K}),
+            transposed(DType::uint8, {l.K, l.N}), inverse(DType::fp32, {1});
+        TestStream stream(l.scratch(settings), settings);
+        const Fp8Matrix rounded{.codes = codes,
+                                .transposed = gpu ? transposed.tensor() : Tensor{},
+                                .inverse = inverse.as<float>()};
+        fp8_round(stream, {.codes = rounded.codes,
+                           .transposed = rounded.transposed,
+                           .inverse = inverse.as<float>(),
+                           .x = l.w,
+                           .scaling = l.products.w});
+        const auto results = [&](const Operand& w) {
+            Buffer out(l.dtype, {l.M, l.N}), dx(l.dtype, {l.M, l.K});
+            linear_forward(stream, {.out = out, .x = l.x, .w = w, .bias = l.bias});
+            linear_backward_input(stream, {.dx = dx, .dy = l.dy, .w = w});
+            return out.bytes() + dx.bytes();
+        };
+        const std::string expected = results(l.weight());
+        CHECK((results({l.w, &l.products, rounded}) == expected));
+        // It reads the rounded weight alone.
+        const Buffer nothing(l.dtype, {l.N, l.K});
+        CHECK((results({nothing, &l.products, rounded}) == expected));
+    });
+}
+
+TEST_CASE("an input that has been rounded by the kernel that computed it gives the same bits",
+          "[fp8][linear][cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    for_each_fp8_layer([](const Fp8Layer& l, const KernelSettings& settings) {
+        Buffer codes(DType::uint8, {l.M, l.K}), transposed(DType::uint8, {l.K, l.M}),
+            inverse(DType::fp32, {1});
+        TestStream stream(l.scratch(settings), settings);
+        fp8_round(stream, {.codes = codes,
+                           .transposed = transposed,
+                           .inverse = inverse.as<float>(),
+                           .x = l.x,
+                           .scaling = l.products.x});
+        const auto results = [&](const Tensor& x, const Fp8Matrix& rounded) {
+            Buffer out(l.dtype, {l.M, l.N}), dw(DType::fp32, {l.N, l.K}), dbias(DType::fp32, {l.N});
+            linear_forward(stream, {.out = out,
+                                    .x = x,
+                                    .w = l.weight(),
+                                    .residual = l.residual,
+                                    .rounded_x = rounded});
+            linear_backward_weight(stream, {.dw = dw.sink(false),
+                                            .x = x,
+                                            .dy = l.dy,
+                                            .dbias = dbias.sink(false),
+                                            .scales = &l.products,
+                                            .rounded_x = rounded});
+            return out.bytes() + dw.bytes() + dbias.bytes();
+        };
+        CHECK_FALSE(fp8_was_refused(stream));
+        const Buffer nothing(l.dtype, {l.M, l.K});
+        CHECK((results(nothing, {codes, transposed, inverse.as<float>()}) == results(l.x, {})));
+    });
+}
+
 TEST_CASE("products that cuBLASLt refuses in fp8 are computed in the layer's dtype",
           "[fp8][linear][cuda]") {
     ON_EACH_DEVICE();

@@ -109,9 +109,12 @@ inline bool is_mixture(const std::string& family) {
 /// have a capacity, which sequences on several ranks do not allow. A token goes to two of five
 /// experts; or to one of so many that some of them have no token in a step.
 inline std::vector<std::string> settings_of_experts(const MeshCase& c, int way) {
+    const bool fp8 = std::string(c.fp8) != "off";
     std::vector<std::string> settings{concat("model.n_expert=", c.many_experts ? 48 : 5),
                                       concat("model.n_expert_per_token=", c.many_experts ? 1 : 2),
-                                      concat("model.n_ff_expert=", c.many_experts ? 8 : 24),
+                                      concat("model.n_ff_expert=", fp8              ? 64 * c.tensor
+                                                                   : c.many_experts ? 8
+                                                                                    : 24),
                                       "model.dense_layers=[1]",
                                       concat("router.balance=", way % 2 ? "bias" : "loss"),
                                       concat("router.z_loss=", way % 2 ? "0" : "0.01")};
@@ -121,7 +124,8 @@ inline std::vector<std::string> settings_of_experts(const MeshCase& c, int way) 
                    std::array{"sequence", "micro_batch", "step"}[static_cast<size_t>(way / 2)]));
     if (c.context == 1 && way % 3 != 0)
         settings.push_back(concat("model.expert_capacity=", c.exact ? 1 : 0.7));
-    if (std::string(c.family) == "qwen2_moe") settings.push_back("model.n_ff_shared=40");
+    if (std::string(c.family) == "qwen2_moe")
+        settings.push_back(concat("model.n_ff_shared=", fp8 ? 80 : 40));
     if (std::string(c.family) == "gpt_oss") settings.push_back("model.window=5");
     return settings;
 }

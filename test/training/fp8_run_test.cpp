@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/profile.h"
 #include "model/fp8_scales.h"
 #include "test/catch.h"
 #include "test/kernels/test_device.h"
@@ -151,6 +152,102 @@ TEST_CASE("a GPU trains in fp8 like a CPU", "[fp8][training][cuda]") {
         for (size_t i = 0; i < of_cpu.operands.size(); ++i)
             if (std::string(recipe) == "delayed" && of_cpu.operands[i].starts_with("weight"))
                 CHECK(of_gpu.amax[i] == of_cpu.amax[i]);
+    }
+}
+
+namespace {
+
+/// How many parameters are the weights of products in fp8.
+int64_t weights_in_fp8(MeshRun& run) {
+    int64_t count = 0;
+    for (size_t i = 0; i < run.trainer().parameters.parameters().size(); ++i)
+        count += run.trainer().fp8.of(static_cast<int>(i)) != nullptr;
+    return count;
+}
+
+}  // namespace
+
+TEST_CASE("weights are rounded once a step, for all micro-batches and both passes",
+          "[fp8][training]") {
+    for (const char* recipe : {"delayed", "current"}) {
+        const Model model;
+        CAPTURE(recipe, model.seed, model.family, model.in_bf16);
+        MeshRun run = model.run(recipe);
+        Profiler profiler{Device{}};
+        run.trainer().stream.profiler = &profiler;
+        for (int step = 1; step <= 3; ++step) {
+            run.step();
+            int64_t rounded = 0;  // apart from products, within which activations are rounded
+            for (const Profiler::Total& total : profiler.totals())
+                if (total.kind == "fp8_round") rounded += total.calls;
+            CHECK(rounded == step * weights_in_fp8(run));
+        }
+        evaluate(run);  // is not in fp8
+        for (const Profiler::Total& total : profiler.totals())
+            if (total.kind == "fp8_round") CHECK(total.calls == 3 * weights_in_fp8(run));
+        run.trainer().stream.profiler = nullptr;
+    }
+}
+
+TEST_CASE("plans count rounded weights: all, or with ZeRO-3 those of two buckets",
+          "[fp8][plan][cuda]") {
+    ON_EACH_DEVICE();
+    const Model model;
+    CAPTURE(model.seed, model.family, model.in_bf16);
+    for (const int ranks : {1, 2}) {
+        Config config = model.config("delayed");
+        config.parallel.zero = ranks > 1 ? 3 : 0;
+        config.parallel.bucket_mb = 0.001;  // a bucket for each layer
+        const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+        const DType dtype = model.in_bf16 ? DType::bf16 : DType::fp32;
+        const auto bytes = [&](Fp8Recipe recipe) {
+            config.precision.fp8 = recipe;
+            return plan_memory({config, spec, dtype, Recompute::none, ranks}, test_device())
+                .bytes(Purpose::parameters);
+        };
+        // The weights of a layer's products: codes in both orders on a GPU.
+        const Registry registry = registry_of(spec);
+        size_t of_layer = 0;
+        for (const int i : {registry.blocks[0].qkv_w, registry.blocks[0].out_w,
+                            registry.blocks[0].up_w, registry.blocks[0].down_w})
+            of_layer +=
+                static_cast<size_t>(registry.parameters[static_cast<size_t>(i)].padded_numel()) *
+                (test_device().is_cuda() ? 2 : size_of(dtype));
+        const size_t layers = ranks > 1 ? 2 : registry.blocks.size(),
+                     more = bytes(Fp8Recipe::delayed) - bytes(Fp8Recipe::off);
+        CAPTURE(ranks, more, of_layer, layers);
+        CHECK(more >= layers * of_layer);
+        CHECK(more <= layers * of_layer + 4 * 1024);  // alignment, and reciprocals of scales
+    }
+}
+
+TEST_CASE("kernels that round their results train to the bits of separate casts",
+          "[fp8][training][cuda]") {
+    if (test_devices().size() < 2) return;
+    for (const char* recompute : {"none", "elementwise", "block"}) {
+        const Model model;
+        CAPTURE(recompute, model.seed, model.family, model.in_bf16);
+        Config config = model.config("delayed");
+        config.device = "cuda";
+        config.memory.recompute = std::string_view(recompute);
+        MeshRun fused(World(), test_devices().back(), config),
+            separate(World(), test_devices().back(), config);
+        const auto scales_are_known = [](MeshRun& run) {
+            const int weight = run.trainer().registry.stages.front().blocks[0].up_w;
+            return run.trainer().fp8.of(weight)->x.is_set;
+        };
+        // Kernels round once the host has seen that scales are known.
+        fused.step();
+        CHECK(scales_are_known(fused));
+        separate.submit();
+        const double loss = fused.step().sums.loss;
+        CHECK_FALSE(scales_are_known(separate));
+        separate.submit();
+        separate.trainer().outcome();
+        CHECK(separate.trainer().outcome().sums.loss == loss);
+        CHECK((fused.gradients() == separate.gradients()));
+        CHECK((fused.values_of("master") == separate.values_of("master")));
+        CHECK(fused.trainer().fp8.history().amax == separate.trainer().fp8.history().amax);
     }
 }
 
@@ -330,7 +427,7 @@ TEST_CASE("a history longer than 1024 steps keeps the last ones", "[fp8]") {
     CHECK(*of->x.scale == 448.0f / *std::max_element(first + 1, all.end()));
 }
 
-TEST_CASE("small and unaligned products, experts and those that are named stay out of fp8",
+TEST_CASE("small and unaligned products and those that are named stay out of fp8",
           "[fp8][config]") {
     const auto products = [](const std::vector<std::string>& settings,
                              const std::vector<std::string>& skip, int tensor = 1,
@@ -366,12 +463,17 @@ TEST_CASE("small and unaligned products, experts and those that are named stay o
         products({"model.family=olmoe", "model.n_embd=256", "model.n_expert=4",
                   "model.n_expert_per_token=2", "model.n_ff_expert=64"},
                  {});
-    CHECK(reasons(mixture).starts_with(
-        "0.qkv:;0.out:;0.up:products of experts;0.down:products of experts;"));
-    CHECK(Fp8Scales::operands(mixture) == 12);
+    CHECK(reasons(mixture).starts_with("0.qkv:;0.out:;0.up:;0.down:;1.qkv:;"));
+    CHECK(Fp8Scales::operands(mixture) == 24);
     CHECK(described(mixture, {.recipe = Fp8Recipe::delayed}, DType::bf16) ==
-          "fp8 (delayed scaling): 4 of 8 products of blocks; in bf16: 0.up, 0.down, 1.up, 1.down "
-          "(products of experts)");
+          "fp8 (delayed scaling): 8 of 8 products of blocks, weight gradients of experts in bf16");
+    const std::vector<Fp8Product> small =
+        products({"model.family=olmoe", "model.n_embd=256", "model.n_expert=4",
+                  "model.n_expert_per_token=2", "model.n_ff_expert=48"},
+                 {});
+    CHECK(described(small, {.recipe = Fp8Recipe::delayed}, DType::bf16) ==
+          "fp8 (delayed scaling): 6 of 8 products of blocks, weight gradients of experts in bf16; "
+          "in bf16: 0.down, 1.down (48 inputs are fewer than 64)");
 
     CHECK(skip_problem({"0", "1", "qkv", "1.down", "shared_up"}, 2).empty());
     for (const char* wrong : {"", "x", "2", "0.x", "0.", "1up", "-1", "0down", ".up", "up.0"})

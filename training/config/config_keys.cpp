@@ -163,8 +163,9 @@ constexpr ConfigKey later_keys[] = {
      "Compute the products of blocks in fp8, with one scale for each of their matrices: e4m3 for "
      "activations and weights, e5m2 for gradients. `delayed`: a scale follows from the largest "
      "magnitude in the last 1024 steps; `current`: from this matrix's own, which costs a pass over "
-     "it. Embedding, head, norms, routers, experts, attention itself and evaluation stay in "
-     "`precision.dtype`, and so do small products, which the start of a run lists (docs/fp8.md)."},
+     "it. Embedding, head, norms, routers, attention itself, weight gradients of experts and "
+     "evaluation stay in `precision.dtype`, and so do small products, which the start of a run "
+     "lists (docs/fp8.md)."},
     {KEY(precision.fp8_skip), any_text(),
      "Products that stay in `precision.dtype`, as a list: a layer (`\"0\"`), a product of all "
      "layers (`\"qkv\"`, `\"out\"`, `\"up\"`, `\"down\"`, `\"shared_up\"`, "

@@ -1,0 +1,236 @@
+// Products of experts in fp8, against float64.
+#include "kernels/experts/grouped_fp8.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "test/kernels/experts_reference.h"
+#include "test/kernels/fp8_reference.h"
+#include "test/kernels/linear_problem.h"
+
+using namespace train_gpt;
+
+namespace {
+
+using linear_problem::for_each_product;
+
+/// A matrix as the products see it: the numbers of its codes over its scale.
+Values rounded(const Values& x, Fp8Format format, float scale) {
+    std::vector<double> numbers;
+    for (int code = 0; code < 256; ++code)
+        numbers.push_back(fp8_reference::number_of(format, code));
+    Values values = x;
+    for (double& value : values)
+        value = numbers[fp8_reference::nearest_code(format, static_cast<float>(value) * scale)] /
+                static_cast<double>(scale);
+    return values;
+}
+
+float largest_of(const Values& x) {
+    double largest = 0;
+    for (const double value : x) largest = std::max(largest, std::abs(value));
+    return static_cast<float>(largest);
+}
+
+/// Experts with random rows, some of them without any, and rows at the end that no expert has,
+/// which are NaN. Half of the layers gather their rows from tokens.
+struct Layer {
+    DType dtype;
+    int64_t E, R, more, N, K, tokens;
+    bool gathers, given;
+    std::vector<int32_t> offsets, tokens_of_rows;
+    Buffer x, w, bias, dy;
+    SharedArray<int32_t> offset_memory, token_memory;
+    Buffer scales, amax;
+    ProductScales products;
+
+    explicit Layer(DType dtype_)
+        : dtype(dtype_),
+          E(random_int(1, 5)),
+          R(0),
+          more(random_int(0, 40)),
+          N(16 * random_int(1, device_is_simulated() ? 9 : 20)),
+          K(16 * random_int(1, device_is_simulated() ? 9 : 20)),
+          gathers(random_int(0, 1) == 1),
+          given(random_int(0, 1) == 1),
+          offsets(random_offsets()),
+          x(dtype, {tokens, K}, filled(gathers ? tokens : R, tokens, K, 1)),
+          w(dtype, {E, N, K},
+            random_normal(static_cast<size_t>(E * N * K), 1 / std::sqrt(static_cast<float>(K)))),
+          bias(dtype, {E, N}, random_normal(static_cast<size_t>(E * N))),
+          dy(dtype, {R + more, N}, filled(R, R + more, N, 1)),
+          offset_memory(static_cast<size_t>(E) + 1),
+          token_memory(static_cast<size_t>(R + more)),
+          scales(DType::fp32, {3}),
+          amax(DType::fp32, {3}, {0, 0, 0}) {
+        std::ranges::copy(offsets, offset_memory.data());
+        for (int64_t r = 0; r < R; ++r)
+            tokens_of_rows.push_back(static_cast<int32_t>(gathers ? random_int(0, tokens - 1) : r));
+        std::ranges::copy(tokens_of_rows, token_memory.data());
+        for (int i = 0; i < 3; ++i) {
+            const Values of = i == 0 ? x_rows() : i == 1 ? w.values() : dy_rows();
+            const float own = (i == 2 ? 57344 : 448) / std::max(largest_of(of), 1e-12f);
+            scales.set(static_cast<size_t>(i),
+                       given ? own * static_cast<float>(random_int(50, 200)) / 100 : own);
+        }
+        const auto scaling = [&](int i) {
+            return Fp8Scaling{.scale = given ? scales.as<float>() + i : nullptr,
+                              .amax = amax.as<float>() + i,
+                              .is_set = given};
+        };
+        products = {.x = scaling(0), .w = scaling(1), .dy = scaling(2)};
+    }
+
+    Values x_rows() const {  // all that are rounded
+        Values all = x.values();
+        all.resize(static_cast<size_t>((gathers ? tokens : R) * K));
+        return all;
+    }
+    Values dy_rows() const {
+        Values all = dy.values();
+        all.resize(static_cast<size_t>(R * N));
+        return all;
+    }
+    float scale(int i) const { return static_cast<float>(scales[static_cast<size_t>(i)]); }
+    /// Of rounded operands.
+    GroupedProblem problem() const {
+        const Values x8 = rounded(x_rows(), Fp8Format::e4m3, scale(0));
+        return {N,
+                K,
+                offsets,
+                gathered_reference(x8, tokens_of_rows, K),
+                rounded(dy_rows(), Fp8Format::e5m2, scale(2)),
+                rounded(w.values(), Fp8Format::e4m3, scale(1))};
+    }
+    Tensor offset_tensor() const { return {offset_memory.data(), DType::int32, {E + 1}}; }
+    Tensor row_token() const {
+        return gathers ? Tensor(token_memory.data(), DType::int32, {R + more}) : Tensor{};
+    }
+    size_t scratch(KernelSettings settings) const {
+        settings.fp8 = true;
+        return grouped_linear_scratch_bytes(planning(settings), {dtype, E, R + more, N, K});
+    }
+    void forward(Stream& stream, const Buffer& out, Tensor weight, const Fp8Matrix& of_w) const {
+        grouped_linear_forward(stream, {.out = out,
+                                        .x = x,
+                                        .w = weight,
+                                        .offsets = offset_tensor(),
+                                        .row_token = row_token(),
+                                        .bias = bias,
+                                        .scales = &products,
+                                        .rounded = of_w});
+    }
+    void backward_input(Stream& stream, const Buffer& dx, Tensor weight,
+                        const Fp8Matrix& of_w) const {
+        grouped_linear_backward_input(stream, {.dx = dx,
+                                               .dy = dy,
+                                               .w = weight,
+                                               .offsets = offset_tensor(),
+                                               .scales = &products,
+                                               .rounded = of_w});
+    }
+    Values with_bias(Values out) const {
+        for (int64_t e = 0; e < E; ++e)
+            for (int64_t i = offsets[static_cast<size_t>(e)] * N;
+                 i < offsets[static_cast<size_t>(e) + 1] * N; ++i)
+                out[static_cast<size_t>(i)] += bias[static_cast<size_t>(e * N + i % N)];
+        return out;
+    }
+
+  private:
+    std::vector<int32_t> random_offsets() {
+        std::vector<int32_t> all{0};
+        for (int64_t e = 0; e < E; ++e)
+            all.push_back(all.back() + static_cast<int32_t>(random_int(0, 3) ? random_int(0, 170)
+                                                                             : random_int(0, 1)));
+        if (all.back() == 0) all.back() = 1;
+        R = all.back();
+        tokens = gathers ? random_int(1, R) : R + more;
+        return all;
+    }
+    static std::vector<float> filled(int64_t known, int64_t rows, int64_t cols, float stddev) {
+        std::vector<float> values = random_normal(static_cast<size_t>(rows * cols), stddev);
+        std::fill(values.begin() + known * cols, values.end(),
+                  std::numeric_limits<float>::quiet_NaN());
+        return values;
+    }
+};
+
+void for_each_layer(const std::function<void(const Layer&, const KernelSettings&)>& check) {
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        for (int i = 0; i < (device_is_simulated() ? 2 : 6); ++i) {
+            const Layer layer(dtype);
+            CAPTURE(name_of(dtype), layer.E, layer.R, layer.more, layer.N, layer.K, layer.gathers,
+                    layer.given);
+            for_each_product([&](KernelSettings settings) {
+                settings.fp8 = true;
+                check(layer, settings);
+            });
+        }
+}
+
+/// The first elements; the others are as they were.
+Values first_of(const Buffer& buffer, int64_t n) {
+    Values values = buffer.values();
+    for (size_t i = static_cast<size_t>(n); i < values.size(); ++i) CHECK(std::isnan(values[i]));
+    values.resize(static_cast<size_t>(n));
+    return values;
+}
+
+}  // namespace
+
+TEST_CASE("products of experts in fp8 multiply rounded operands, whatever rows the experts have",
+          "[fp8][cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for_each_layer([&](const Layer& l, const KernelSettings& settings) {
+        const Buffer out(l.dtype, {l.R + l.more, l.N}), dx(l.dtype, {l.R + l.more, l.K});
+        TestStream stream(l.scratch(settings), settings);
+        l.forward(stream, out, l.w, {});
+        l.backward_input(stream, dx, l.w, {});
+        const GroupedProblem problem = l.problem();
+        accuracy.check("out", l.dtype, first_of(out, l.R * l.N),
+                       stored_as(l.dtype, l.with_bias(problem.product<float>(GemmOp::nt))),
+                       l.with_bias(problem.product<double>(GemmOp::nt)));
+        accuracy.check("dx", l.dtype, first_of(dx, l.R * l.K),
+                       stored_as(l.dtype, problem.product<float>(GemmOp::nn)),
+                       problem.product<double>(GemmOp::nn));
+        CHECK(l.amax[0] == largest_of(l.x_rows()));
+        CHECK(l.amax[1] == largest_of(l.w.values()));
+        CHECK(l.amax[2] == largest_of(l.dy_rows()));
+    });
+}
+
+TEST_CASE(
+    "experts' weights that have been rounded once give the bits of those that each product "
+    "rounds",
+    "[fp8][cuda]") {
+    ON_EACH_DEVICE();
+    for_each_layer([](const Layer& l, const KernelSettings& settings) {
+        const bool gpu = test_device().is_cuda();
+        const int64_t rows = l.E * l.N;
+        const Buffer codes(gpu ? DType::uint8 : l.dtype, {rows, l.K}),
+            transposed(DType::uint8, {l.K, rows}), inverse(DType::fp32, {1});
+        const Fp8Matrix once{.codes = codes,
+                             .transposed = gpu ? transposed.tensor() : Tensor{},
+                             .inverse = inverse.as<float>()};
+        TestStream stream(l.scratch(settings), settings);
+        fp8_round(stream, {.codes = once.codes,
+                           .transposed = once.transposed,
+                           .inverse = inverse.as<float>(),
+                           .x = l.w.tensor().reshaped({rows, l.K}),
+                           .scaling = l.products.w});
+        const auto results = [&](const Tensor& weight, const Fp8Matrix& of_w) {
+            const Buffer out(l.dtype, {l.R + l.more, l.N}), dx(l.dtype, {l.R + l.more, l.K});
+            l.forward(stream, out, weight, of_w);
+            l.backward_input(stream, dx, weight, of_w);
+            return out.bytes() + dx.bytes();
+        };
+        const Buffer nothing(l.dtype, {l.E, l.N, l.K});
+        CHECK((results(nothing, once) == results(l.w, {})));
+    });
+}
