@@ -27,7 +27,7 @@ struct NormForward {
     Fp8Output rounded = {};
 };
 void norm_forward(Stream& stream, const NormForward& args);
-/// On a GPU, for rows that fit: M and C multiples of 16, C <= 4096 in bf16 and 2048 in fp32.
+/// On a GPU, for rows that fit: M and C multiples of 16, C <= 2048 in bf16 and 1024 in fp32.
 bool norm_rounds(const Stream& stream, DType dtype, int64_t M, int64_t C);
 
 /// The backward pass through y = norm(x) where x also continues along the residual stream:

@@ -17,8 +17,9 @@ namespace {
 /// warps one of them after the other. Their codes wait in shared memory for the transpose: 16 rows
 /// of a column are 16 bytes. w, b and bias are in shared memory, too, so that they are read once.
 constexpr int threads = 512, warps = threads / warp_size, piece = 16, most_rows = 32;
-/// A lane keeps up to 16 packs of a row in registers: C <= 4096 in bf16.
-constexpr int most_packs = 16;
+/// A warp has a row of up to 8 packs for each lane, C <= 2048 in bf16, as in norm.cu: longer ones are
+/// summed there by a block, in another order.
+constexpr int most_packs = 8;
 
 /// Four banks between rows: 16 rows further down, a thread reads other banks.
 constexpr int row_stride(int C) { return C + 4; }
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(threads)
     if (to.amax) add_magnitude(to.amax, most);
 }
 
-/// Calls f(std::integral_constant<int, n>{}) for the least n of 1, 2, 4, 8 and 16 that is enough.
+/// Calls f(std::integral_constant<int, n>{}) for the least n of 1, 2, 4 and 8 that is enough.
 template <int n = 1, class F>
 void with_packs(int64_t needed, F&& f) {
     if constexpr (n < most_packs) {
