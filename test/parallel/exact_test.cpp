@@ -60,7 +60,7 @@ constexpr MeshCase few_meshes[] = {
     trains("qwen2_moe", 4).bf16().data(2).zero(2).fp8("delayed").offload().state("int8"),
     trains("olmoe", 4).bf16().data(2).zero(3).fp8("delayed"),
     trains("gpt_oss", 4).data(2).zero(1).pipeline(2, "zero_bubble").fp8("current").offload(),
-    trains("mixtral", 5).data(2).fp8("delayed").state("int8").muon(),
+    trains("mixtral", 5).data(2).fp8("delayed").state("bf16").muon(),
 };
 constexpr MeshCase more_meshes[] = {
     trains("gpt2", 9).data(2).zero(1),

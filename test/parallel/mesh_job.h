@@ -125,7 +125,7 @@ inline std::vector<std::string> settings_of_experts(const MeshCase& c, int way) 
     if (c.context == 1 && way % 3 != 0)
         settings.push_back(concat("model.expert_capacity=", c.exact ? 1 : 0.7));
     if (std::string(c.family) == "qwen2_moe")
-        settings.push_back(concat("model.n_ff_shared=", fp8 ? 80 : 40));
+        settings.push_back(concat("model.n_ff_shared=", fp8 ? 64 * c.tensor : 40));
     if (std::string(c.family) == "gpt_oss") settings.push_back("model.window=5");
     return settings;
 }
