@@ -174,7 +174,7 @@ def step():
     p.rect(24, 404, 952, 212, "page", "edge", dash=True)
     p.text(40, 428, "once a step", "head")
     y = 444
-    p.box(40, y, 170, 66, ["loss, sums of squares", "of each tensor, added in",
+    p.box(40, y, 170, 66, ["loss and sums", "of each tensor's squares, in",
                            "the order of ranks"])
     p.box(250, y, 150, 66, ["gradient norm", "clipping; is all finite?"])
     p.box(440, y, 190, 66, ["AdamW or Muon", "this rank's share of", "masters and moments"])
