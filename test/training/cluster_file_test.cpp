@@ -83,7 +83,11 @@ TEST_CASE("a wrong cluster file is refused in a sentence that names the key", "[
     says(error_after([](Json& json) { json["node"]["gb_per_second"] = 3; }),
          {"node.gb_per_second", "did you mean gb_per_s?"});
     says(error_after([](Json& json) { json.erase("network"); }), {"network", "missing"});
-    says(error_after([](Json& json) { json["gpu"] = "h1000"; }), {"h1000", "h100"});
+    says(error_after([](Json& json) { json["gpu"] = "h1000"; }),
+         {"mine.json", "gpu", "h1000", "table of datasheets"});
+    says(error_after([](Json& json) { json["device"]["fp8_tflops"] = 10; }),
+         {"device.fp8_tflops", "10", "bf16_tflops"});
+    says(error_after([](Json& json) { json["node"] = nullptr; }), {"\"node\" is not an object"});
     says(error_after([](Json& json) { json["node"]["busbw"][0]["gb_per_s"] = 1000; }),
          {"gb_per_s", "more than twice"});
     says(error_after([](Json& json) { json["device"]["reached"]["products"] = 0.9; }),
@@ -113,6 +117,18 @@ TEST_CASE("ranks that do not fill nodes, and tensor ranks on several, are refuse
     CHECK(error_on(config, cluster, 16).empty());
     config.parallel.tensor = 3;
     CHECK(contains(error_on(config, cluster, 8), "parallel.tensor"));
+}
+
+TEST_CASE("one measured bandwidth of a large buffer does not make small ones slow",
+          "[plan][cluster]") {
+    const double bandwidth = 1e9 * static_cast<double>(random_int(10, 500));
+    const Link link{.latency = 5e-6, .bandwidth = bandwidth, .measured = {{1, 8e9, bandwidth}}};
+    CHECK(link.bandwidth_of(8e9, 1) == Approx(bandwidth));
+    for (const double bytes : {1e6, 3e7, 1e9}) {
+        const double seconds = bytes / link.bandwidth_of(bytes, 1);
+        CHECK(seconds <= (link.latency + bytes / bandwidth) * (1 + 1e-9));
+        CHECK(seconds >= bytes / bandwidth);
+    }
 }
 
 TEST_CASE("ranks of a group on one node share the node's links to others", "[plan][cluster]") {

@@ -140,6 +140,37 @@ TEST_CASE("collectives beside computing slow it down", "[plan][step_simulation]"
     work.ranks[0].stages[0][1].gather = 1;
     // The second unit's weights arrive while the first computes: 1 s becomes 1.5 s.
     CHECK(simulate(work).seconds == Approx(6.5));
+    // So do gathers before each pass. Each pass of four units has three beside it, of half a
+    // second; the first one's has nothing to hide behind.
+    StepWork each = one_rank(4, 1);
+    each.beside_exchanges = 0.5, each.gathers_each = true;
+    for (UnitWork& unit : each.ranks[0].stages[0]) unit.gather = 0.5;
+    CHECK(simulate(each).seconds == Approx(0.5 + 4 + 8 + 2 * 3 * 0.25));
+}
+
+TEST_CASE("what the busiest rank of a pipeline does and waits for fills a step at most",
+          "[plan][step_simulation]") {
+    Config config = small_config();
+    config.parallel.pipeline = 1 << random_int(1, 3);
+    const Cluster cluster = find_cluster("h100-dgx");
+    const Prediction p = predict(shape_on(config, cluster, 8), cluster);
+    double sum = 0;
+    for (const auto& [name, share] : p.shares) sum += share;
+    CAPTURE(config.parallel.pipeline);
+    CHECK(sum <= 1 + 1e-9);
+    CHECK(sum > 0.8);
+    CHECK(p.shares.at("pipeline bubble") > 0);
+}
+
+TEST_CASE("a trace is as long as the step on many ranks", "[plan][step_simulation]") {
+    Config config = small_config();
+    config.parallel.zero = 3;
+    config.batch.tokens_per_step *= 4;
+    const Cluster cluster = find_cluster("h100-dgx");
+    const SimulatedStep step = simulate(step_work(shape_on(config, cluster, 64), cluster), true);
+    double end = 0;
+    for (const SimulatedSpan& span : step.spans[0]) end = std::max(end, span.end);
+    CHECK(end == Approx(step.seconds));
 }
 
 TEST_CASE("a step without an axis's exchanges is not longer", "[plan][step_simulation]") {
@@ -302,6 +333,12 @@ TEST_CASE("a search's ways fit, are sorted, and simulate to their times", "[plan
               Approx(way.step_seconds).epsilon(0.02));
     }
     for (const Candidate& way : result.fuller) CHECK(way.memory > result.memory_available);
+    CHECK(problem_of(result).empty());
+    // With too little memory for any, or too few sequences, it says so.
+    cluster.memory = 1e8;
+    CHECK(contains(problem_of(search(config, cluster, 16)), "fits into memory"));
+    config.batch.tokens_per_step = config.sequence_length();
+    CHECK(contains(problem_of(search(config, find_cluster("h100-dgx"), 1024)), "micro-batches"));
     const Json json = to_json(result);
     CHECK(json["best"].size() == 10);
     CHECK(json["best"][0].contains("parallel.tensor"));
