@@ -224,12 +224,16 @@ PipelineShape pipeline_shape(const RunShape& shape) {
 }
 
 RankRegistry registry_of_rank(const RunShape& shape, int rank) {
+    return registry_of_rank(shape, registry_of(shape.spec), rank);
+}
+
+RankRegistry registry_of_rank(const RunShape& shape, const Registry& whole, int rank) {
     const MeshLayout& mesh = shape.mesh;
     const TensorRank tensor = tensor_rank(mesh, rank);
     require_shared(shared_sizes(shape.spec), tensor.ranks);
     RankRegistry registry =
-        rank_registry(registry_of(shape.spec), layers_of_stages(shape),
-                      mesh.at(Axis::pipeline, rank), mesh.size(Axis::pipeline), tensor);
+        rank_registry(whole, layers_of_stages(shape), mesh.at(Axis::pipeline, rank),
+                      mesh.size(Axis::pipeline), tensor);
     const auto& p = shape.config.parallel;
     if (sharding_of(shape, rank).reduces_each())
         number_sweeps(registry, p.pipeline > 1 && p.schedule == PipelineKind::zero_bubble);

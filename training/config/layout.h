@@ -95,6 +95,8 @@ TensorOptions tensor_options(const Config& config, const TensorRank& rank);
 /// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor
 /// that works, where tensor-parallel ranks cannot share the model.
 RankRegistry registry_of_rank(const RunShape& shape, int rank);
+/// The same from the whole model's registry, whose parameters need no stored tensors.
+RankRegistry registry_of_rank(const RunShape& shape, const Registry& whole, int rank);
 
 /// The products of all blocks, and which of them are in fp8; none without precision.fp8.
 std::vector<Fp8Product> fp8_products(const RunShape& shape);

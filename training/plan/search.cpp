@@ -46,9 +46,12 @@ class Search {
         : config_(open(config)),
           shape_(shape_on(config_, cluster, world)),
           cluster_(cluster),
-          work_options_{.fp8 = is_fp8(config)},
+          registry_(registry_of(shape_.spec)),
+          work_options_{.fp8 = is_fp8(config), .registry = &registry_},
           device_(target_of(cluster).device),
-          parameters_(static_cast<double>(registry_of(shape_.spec).numel())) {
+          parameters_(static_cast<double>(registry_.numel())) {
+        // The names of thousands of experts in files are not needed here.
+        for (Parameter& p : registry_.parameters) p.stored = {}, p.or_stored = {};
         result_.memory_available = memory_for_a_rank(target_of(cluster), shape_.mesh).device;
     }
 
@@ -230,6 +233,7 @@ class Search {
     Config config_;
     RunShape shape_;
     const Cluster& cluster_;
+    Registry registry_;
     WorkOptions work_options_;
     Device device_;
     double parameters_;

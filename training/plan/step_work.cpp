@@ -52,8 +52,11 @@ class WorkBuilder {
     StepWork work() {
         StepWork work{.schedule = pipeline_schedule(pipeline_shape(shape_))};
         const MeshLayout& mesh = shape_.mesh;
+        std::optional<Registry> made;
+        if (!options_.registry) made = registry_of(shape_.spec);
+        const Registry& whole = made ? *made : *options_.registry;
         for (const int rank : mesh.first_ranks(Axis::pipeline))
-            work.ranks.push_back(rank_work(rank));
+            work.ranks.push_back(rank_work(whole, rank));
         time_passes(work);
         work.gathers_each = sharding_of(shape_, 0).zero >= 3;
         work.beside_exchanges = is_free(Axis::data) ? 0 : beside_exchanges();
@@ -243,8 +246,8 @@ class WorkBuilder {
         return unit;
     }
 
-    RankWork rank_work(int rank) {
-        const RankRegistry registry = registry_of_rank(shape_, rank);
+    RankWork rank_work(const Registry& whole, int rank) {
+        const RankRegistry registry = registry_of_rank(shape_, whole, rank);
         Arena counting = Arena::counting(Device{});
         const ParameterBuffers buffers(counting, registry.parameters, shape_.dtype,
                                        ParameterBuffers::Use::training, sharding_of(shape_, rank));

@@ -59,6 +59,7 @@ struct WorkOptions {
     bool attention_again = false;
     std::optional<Axis> without = {};               // exchanges along this axis take no time
     std::optional<Efficiencies> efficiencies = {};  // nothing: the table's
+    const Registry* registry = nullptr;  // of the whole model, for registry_of_rank(); null: made
 };
 
 /// config.batch.micro_batch must be given. Times of a rank with the most micro-batches, and of
