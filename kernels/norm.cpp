@@ -176,7 +176,8 @@ void norm_forward(Stream& stream, const NormForward& args) {
     with_float_type(args.x.dtype, [&](auto type) { forward<decltype(type)>(args); });
 }
 
-bool norm_rounds(const Stream& stream, DType dtype, int64_t M, int64_t C) {
+bool norm_rounds(const Stream& stream, [[maybe_unused]] DType dtype, [[maybe_unused]] int64_t M,
+                 [[maybe_unused]] int64_t C) {
     TRAIN_GPT_ON_CUDA(stream.device, norm_rounds(stream, dtype, M, C));
     return false;
 }
