@@ -5,6 +5,7 @@
 #                         used again
 #   TEXT=file             another text than the King James Bible; the numbers are then others
 set -euo pipefail
+[ "${1:-}" != --help ] || { echo "usage: $0"; sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export LC_ALL=C.UTF-8  # awk and printf use a decimal point
 program=${TRAIN_GPT:-build/train_gpt}

@@ -193,7 +193,8 @@ TEST_CASE("a value of the wrong type or range is refused with its path, the valu
         refused("", "run_dir", "\"a\\u0000b\"", "a text");
         refused("", "device", "\"gpu\"", "one of \"auto\", \"cpu\" or \"cuda\"");
         refused("precision", "dtype", "\"fp16\"", "\"bf16\"");
-        refused("kernels", "attention", "\"flash\"", "one of \"auto\", \"own\" or \"cudnn\"");
+        refused("kernels", "attention", "\"flash\"",
+                "one of \"auto\", \"own\", \"cudnn\" or \"wgmma\"");
         refused("kernels", "deterministic", "\"sometimes\"", "\"on\" or \"off\"");
         refused("schedule", "decay", "\"cosin\"",
                 "\"cosine\", \"linear\", \"constant\" or \"wsd\"");
