@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "test/catch.h"
+#include "test/random.h"
 #include "test/text.h"
 
 using namespace train_gpt;
