@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "kernels/muon/newton_schulz.h"
+#include "model/families/family.h"
 #include "parallel/group_ctas.h"
 #include "parallel/state/gradient_sums.h"
 #include "parallel/state/matrices.h"
