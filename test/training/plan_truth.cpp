@@ -105,9 +105,9 @@ std::vector<TruthRow> truth_rows(const std::string& path) {
     std::map<std::string, Cluster> clusters;
     while (std::getline(file, line)) {
         const std::vector<std::string> values = cells(line);
+        if (values.front() != "1") continue;  // in_scope
         std::map<std::string, std::string> row;
         for (size_t i = 0; i < names.size(); ++i) row[names[i]] = values.at(i);
-        if (row["in_scope"] != "1") continue;
         const std::string cluster = cluster_of(row["gpu"]);
         if (!clusters.contains(cluster)) clusters[cluster] = find_cluster(cluster);
         WorkOptions options{.software = software_of(row["system"]),
