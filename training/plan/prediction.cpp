@@ -137,12 +137,16 @@ Prediction predict(const RunShape& shape, const Cluster& cluster,
                 {"attention", busiest.time.attention / step.seconds},
                 {"memory bandwidth", busiest.time.memory / step.seconds},
                 {"optimizer", busiest.optimizer / step.seconds},
-                {"offloading", busiest.time.offload / step.seconds},
-                {"pipeline bubble", step.waited[busiest.rank] / step.seconds}};
+                {"offloading", busiest.time.offload / step.seconds}};
     // What is exposed along the pipeline is a part of the bubble.
     for (const auto& [axis, seconds] : p.exposed)
         if (axis != name_of(Axis::pipeline))
             p.shares["exchanges along " + axis] = seconds / step.seconds;
+    // Exchanges that are exposed may be a part of the wait for a message, too.
+    double named = 0;
+    for (const auto& [name, share] : p.shares) named += share;
+    p.shares["pipeline bubble"] =
+        std::clamp(step.waited[busiest.rank] / step.seconds, 0.0, std::max(0.0, 1 - named));
     p.bound = std::max_element(p.shares.begin(), p.shares.end(), [](const auto& a, const auto& b) {
                   return a.second < b.second;
               })->first;
