@@ -196,26 +196,25 @@ $(B)/train_gpt $(B)/test $(B)/bench $(B)/bench_tokenizer $(B)/compare: $(B)/flag
 	@echo "link $@"
 	@$(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) $(LIBRARIES) -o $@
 
-$(O)/%.o: %.cpp $(B)/flags
+# A file takes up to a minute. $(call compile,COMMAND) says every 10 s that its compiler still runs.
+define compile
 	@mkdir -p $(@D)
 	@echo "compile $<"
-	@$(COMPILE) -MMD -MP -c $< -o $@
+	@{ s=0; while sleep 10 > /dev/null 2>&1; do s=$$((s + 10)); echo "compile $<: $$s s"; done; } & trap "kill $$!" EXIT; $(1)
+endef
+
+$(O)/%.o: %.cpp $(B)/flags
+	$(call compile,$(COMPILE) -MMD -MP -c $< -o $@)
 
 $(O)/%.cu.o: %.cu $(B)/flags
-	@mkdir -p $(@D)
-	@echo "compile $<"
-	@$(NVCC) $(NVCC_FLAGS) $(DEFINES) $(CPPFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(call compile,$(NVCC) $(NVCC_FLAGS) $(DEFINES) $(CPPFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@)
 
 HOST_CUDA_OBJECTS := $(HOST_CUDA_SOURCES:%=$(O)/%.o)
 $(HOST_CUDA_OBJECTS): $(O)/%.cu.o: %.cu $(B)/flags
-	@mkdir -p $(@D)
-	@echo "compile $<"
-	@$(COMPILE) -MMD -MP -x c++ -c $< -o $@
+	$(call compile,$(COMPILE) -MMD -MP -x c++ -c $< -o $@)
 
 $(O)/train_gpt.o: train_gpt.cu $(B)/flags
-	@mkdir -p $(@D)
-	@echo "compile $<"
-	@$(COMPILE) -MMD -MP -x c++ -c $< -o $@
+	$(call compile,$(COMPILE) -MMD -MP -x c++ -c $< -o $@)
 
 $(MATHEMATICS): private FLAGS += $(KERNEL_FLAGS)
 $(O)/tokenizer/%.o: private FLAGS += $(filter -O3,$(OPTIMISE:-O2=-O3))
