@@ -115,13 +115,16 @@ void linear_backward_input_fp8(Stream& stream, const LinearBackwardInput& args) 
     const float* from = sums.as<float>();
     with_float_type(args.dx.dtype, [&](auto type) {
         using T = decltype(type);
-        const T* preact = args.preact ? args.preact.as<T>() : nullptr;
         T* dx = args.dx.as<T>();
+        if (!args.preact) {
 #pragma omp parallel for simd schedule(static)
-        for (int64_t i = 0; i < n; ++i) {
-            const float value = from[i] * factor;
-            store(dx[i], preact ? value * gelu_derivative(to_float(preact[i])) : value);
+            for (int64_t i = 0; i < n; ++i) store(dx[i], from[i] * factor);
+            return;
         }
+        const T* preact = args.preact.as<T>();
+#pragma omp parallel for simd schedule(static)
+        for (int64_t i = 0; i < n; ++i)
+            store(dx[i], from[i] * factor * gelu_derivative(to_float(preact[i])));
     });
 }
 
