@@ -8,12 +8,20 @@ using namespace train_gpt;
 
 TEST_CASE("every command explains itself, and the version names build, libraries and devices",
           "[cli][cuda]") {
-    const std::map<std::string, std::string> options{
-        {"tokenize", "--train-vocab"},  {"train", "--stop-at"},    {"plan", "--world"},
-        {"sample", "--top-p"},          {"eval", "--hellaswag"},   {"config", "--schema"},
-        {"selfcheck", "--tolerance"},   {"verify", "CHECKPOINT"},  {"import", "--tokenizer"},
-        {"export", "--max-shard-size"}, {"report", "--tolerance"}, {"replay", "--to"},
-        {"look", "--prompt-file"}};
+    const std::map<std::string, std::string> options{{"tokenize", "--train-vocab"},
+                                                     {"train", "--stop-at"},
+                                                     {"plan", "--world"},
+                                                     {"sample", "--top-p"},
+                                                     {"eval", "--hellaswag"},
+                                                     {"config", "--schema"},
+                                                     {"selfcheck", "--tolerance"},
+                                                     {"verify", "CHECKPOINT"},
+                                                     {"import", "--tokenizer"},
+                                                     {"export", "--max-shard-size"},
+                                                     {"report", "--tolerance"},
+                                                     {"report", "--gap"},
+                                                     {"replay", "--to"},
+                                                     {"look", "--prompt-file"}};
     for (const auto& [command, option] : options) {
         const Outcome help = check_succeeds(train_gpt_with({command, "--help"}));
         CHECK(contains(help.out, option));

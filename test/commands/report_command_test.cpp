@@ -178,6 +178,16 @@ TEST_CASE("report --tolerance compares two runs, and its exit code is the verdic
                   {"--out"});
     check_refused(train_gpt_with({"report", run, directory / "none", "--tolerance", "0"}), 1,
                   {"none", "no folder"});
+
+    CHECK(contains(check_succeeds(train_gpt_with({"report", run, same, "--gap", "0"})).out,
+                   "mean gap        +0.0000, +0.0000, +0.0000 nats"));
+    const Outcome gap = train_gpt_with({"report", run, other, "--gap", "0"});
+    CHECK(gap.code == 1);
+    CHECK(contains(gap.out, "verdict         different: by "));
+    check_refused(train_gpt_with({"report", run, "--gap", "0"}), 2,
+                  {"--gap compares two runs, and 1 is named"});
+    check_refused(train_gpt_with({"report", run, same, "--gap", "0", "--tolerance", "0"}), 2,
+                  {"give one of them"});
 }
 
 TEST_CASE("replay needs a run and a step", "[cli]") {

@@ -137,3 +137,70 @@ TEST_CASE("fingerprints name the first kind that a step computes, and count its 
     CHECK(difference({{30, "b", "m"}, {30, "c", "m"}, {30, "a", "m"}}) ==
           "20-30 m of a and 2 other tensors");
 }
+
+TEST_CASE("the gap of two runs' losses is a mean over thirds of their common steps",
+          "[compare_runs]") {
+    const TemporaryDirectory directory;
+    const std::string a = directory / "a", b = directory / "b";
+    const int64_t n = random_int(6, 60);
+    std::vector<Step> of_a, of_b;
+    std::vector<double> gaps;
+    for (int64_t step = 1; step <= 2 * n; ++step) {
+        const double loss = 3 + random_normal(1)[0] / 8, gap = random_normal(1)[0] / 8;
+        of_a.push_back({step, loss, 1});
+        if (step % 2 == 0) continue;  // b has logged every other step
+        of_b.push_back({step, loss + gap, 2});
+        gaps.push_back(gap);
+    }
+    of_b.push_back({4 * n, 1, 1});
+    write_metrics(a, of_a);
+    write_metrics(b, of_b);
+    // Each step belongs to the third that its place among the common steps says.
+    double sums[3] = {}, last = 0;
+    int64_t counts[3] = {}, sixth = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        int third = 0;
+        while (i >= (third + 1) * n / 3) ++third;
+        sums[third] += gaps[static_cast<size_t>(i)], ++counts[third];
+        if (i >= n - n / 6) last += gaps[static_cast<size_t>(i)], ++sixth;
+    }
+    LossGap found = loss_gap(a, b);
+    INFO(n << " common steps");
+    CHECK(found.steps == n);
+    CHECK(found.first_step == 1);
+    CHECK(found.last_step == 2 * n - 1);
+    // Losses near 4 and their sums are rounded to 53 bits.
+    const double bound = 64 * 8 * 0x1p-52;
+    for (int third = 0; third < 3; ++third)
+        CHECK(std::abs(found.thirds[third] - sums[third] / static_cast<double>(counts[third])) <=
+              bound);
+    CHECK(std::abs(found.last_sixth - last / static_cast<double>(sixth)) <= bound);
+    CHECK(!found.validation);
+
+    // The last step that both have evaluated counts, and so does a gap below zero.
+    for (const auto& [run, losses] : {std::pair{a, std::vector<double>{5, 4, 3}}, {b, {5, 2, 1}}}) {
+        std::ofstream more(run + "/metrics.jsonl", std::ios::app);
+        for (size_t i = 0; i < losses.size(); ++i)
+            more << to_text(Json{{"step", static_cast<int64_t>(i + (run == a ? 1 : 0))},
+                                 {"val_loss", losses[i]}})
+                 << "\n";
+    }
+    found = loss_gap(a, b);
+    REQUIRE(found.validation);
+    CHECK(found.validation->step == 2);
+    CHECK(found.validation->b - found.validation->a == 1 - 4);
+    CHECK(found.at_the_end() == 3);
+    CHECK(report_on_gap(a, b, 3).within);
+    CHECK(!report_on_gap(a, b, std::nextafter(3.0, 0)).within);
+}
+
+TEST_CASE("a gap needs six losses in common", "[compare_runs]") {
+    const TemporaryDirectory directory;
+    const std::string a = directory / "a", b = directory / "b";
+    write_metrics(a, {{1, 1, 1}, {2, 1, 1}, {3, 1, 1}, {4, 1, 1}, {5, 1, 1}, {6, NAN, 1}});
+    write_metrics(b, {{1, 1, 1}, {2, 1, 1}, {3, 1, 1}, {4, 1, 1}, {5, 1, 1}, {6, 1, 1}});
+    CHECK(contains(error_of([&] { (void)loss_gap(a, b); }),
+                   "these runs have 5 steps with a loss in common"));
+    write_metrics(a, {{1, 1, 1}, {2, 1, 1}, {3, 1, 1}, {4, 1, 1}, {5, 1, 1}, {6, 1, 1}});
+    CHECK(report_on_gap(a, b, 0).within);
+}

@@ -48,15 +48,19 @@ void resolve(const ExportWords& words, ExportOptions& options) {
 
 /// Throws UsageError for options of a report that exclude each other.
 void require_comparable(const ReportOptions& report) {
-    if (!report.tolerance) return;
-    if (report.runs.size() != 2)
-        throw UsageError("--tolerance compares two runs, and ", report.runs.size(),
-                         report.runs.size() == 1 ? " is" : " are",
-                         " named: train_gpt report A B --tolerance 0");
-    if (!report.out.empty() || !report.picture.empty())
+    if (!report.tolerance && !report.gap) return;
+    const char* option = report.tolerance ? "--tolerance" : "--gap";
+    if (report.tolerance && report.gap)
         throw UsageError(
-            "with --tolerance no page is written, so --out and --picture have no use; leave them "
-            "out, or give them in a command of their own");
+            "--tolerance compares each step, and --gap means over many; give one of them");
+    if (report.runs.size() != 2)
+        throw UsageError(option, " compares two runs, and ", report.runs.size(),
+                         report.runs.size() == 1 ? " is" : " are", " named: train_gpt report A B ",
+                         option, report.tolerance ? " 0" : " 0.01");
+    if (!report.out.empty() || !report.picture.empty())
+        throw UsageError("with ", option,
+                         " no page is written, so --out and --picture have no use; leave them "
+                         "out, or give them in a command of their own");
 }
 
 constexpr std::pair<const char*, Command> commands[] = {

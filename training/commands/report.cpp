@@ -10,9 +10,11 @@
 namespace train_gpt::commands {
 
 int report(const CommandLine& line) {
-    if (line.report.tolerance) {
+    if (line.report.tolerance || line.report.gap) {
+        const auto &a = line.report.runs[0], &b = line.report.runs[1];
         const ComparisonReport comparison =
-            report_on_comparison(line.report.runs[0], line.report.runs[1], *line.report.tolerance);
+            line.report.gap ? report_on_gap(a, b, *line.report.gap)
+                            : report_on_comparison(a, b, *line.report.tolerance);
         std::printf("%s\n", printable(comparison.text).c_str());
         return comparison.within ? 0 : 1;
     }

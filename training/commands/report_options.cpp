@@ -33,6 +33,13 @@ void add_report_command(CLI::App& app, CommandLine& line) {
         ->default_str("0")
         ->check(from_to(0, 1e9))
         ->type_name("X");
+    report
+        ->add_option("--gap", line.report.gap,
+                     "Write no page; compare what two runs learned: the mean gap of their losses. "
+                     "Exits with 1 if it is more, in nats, in the last third, in the last sixth or "
+                     "in the last validation loss")
+        ->check(from_to(0, 1e9))
+        ->type_name("NATS");
     CLI::Option* live = report->add_flag(
         "--live", line.report.live,
         "Write no file; serve the page to browsers on this machine. It follows the runs until "
@@ -49,7 +56,7 @@ void add_report_command(CLI::App& app, CommandLine& line) {
         ->needs(live)
         ->capture_default_str()
         ->type_name("ADDRESS");
-    for (const char* other : {"--out", "--picture", "--tolerance"})
+    for (const char* other : {"--out", "--picture", "--tolerance", "--gap"})
         live->excludes(report->get_option(other));
 }
 

@@ -83,6 +83,20 @@ std::string describe_state(const RunComparison& comparison) {
                   state.what.described());
 }
 
+/// The pairs of a column's finite numbers at the steps that both tables have.
+std::vector<RunComparison::Pair> finite_pairs(const MetricsTable& a, const MetricsTable& b,
+                                              const char* field) {
+    const std::vector<double> of_a = a.column(field), of_b = b.column(field);
+    std::vector<RunComparison::Pair> pairs;
+    for (size_t i = 0, j = 0; i < a.rows(); ++i) {
+        while (j < b.rows() && b.step[j] < a.step[i]) ++j;
+        if (j < b.rows() && b.step[j] == a.step[i] && std::isfinite(of_a[i]) &&
+            std::isfinite(of_b[j]))
+            pairs.push_back({static_cast<int64_t>(a.step[i]), of_a[i], of_b[j]});
+    }
+    return pairs;
+}
+
 /// Why two runs have no step in common.
 std::string no_common_steps(const RecordedRun& a, const RecordedRun& b) {
     const auto range = [](const RecordedRun& run) {
@@ -148,6 +162,59 @@ ComparisonReport report_on_comparison(const fs::path& a, const fs::path& b, doub
     else
         text +=
             "verdict         different: losses and norms are the same, but fingerprints are not";
+    return {std::move(text), within};
+}
+
+double LossGap::at_the_end() const {
+    const double of_validation = validation ? validation->b - validation->a : 0;
+    return std::max({std::abs(thirds[2]), std::abs(last_sixth), std::abs(of_validation)});
+}
+
+LossGap loss_gap(const fs::path& a, const fs::path& b) {
+    const RecordedRun run_a(a), run_b(b);
+    const auto pairs = finite_pairs(run_a.training(), run_b.training(), "loss");
+    const size_t n = pairs.size();
+    if (n == 0) throw Error(no_common_steps(run_a, run_b));
+    if (n < 6)
+        throw Error("a gap is a mean over many steps, and these runs have ", n,
+                    n == 1 ? " step" : " steps",
+                    " with a loss in common; train longer, or with a smaller log.every");
+    const auto mean = [&](size_t first, size_t end) {
+        double sum = 0;
+        for (size_t i = first; i < end; ++i) sum += pairs[i].b - pairs[i].a;
+        return sum / static_cast<double>(end - first);
+    };
+    LossGap gap{.first_step = pairs.front().step,
+                .last_step = pairs.back().step,
+                .steps = static_cast<int64_t>(n),
+                .last_sixth = mean(n - n / 6, n),
+                .validation = {}};
+    for (size_t third = 0; third < 3; ++third)
+        gap.thirds[third] = mean(third * n / 3, (third + 1) * n / 3);
+    const auto evaluated = finite_pairs(run_a.evaluations(), run_b.evaluations(), "val_loss");
+    if (!evaluated.empty()) gap.validation = evaluated.back();
+    return gap;
+}
+
+ComparisonReport report_on_gap(const fs::path& a, const fs::path& b, double most) {
+    const LossGap gap = loss_gap(a, b);
+    std::string text = concat("common steps    ", gap.steps, ", from ", gap.first_step, " to ",
+                              gap.last_step, "\n");
+    text += formatted(
+        "mean gap        %+.4f, %+.4f, %+.4f nats in the thirds of these steps, "
+        "%+.4f in the last sixth\n",
+        gap.thirds[0], gap.thirds[1], gap.thirds[2], gap.last_sixth);
+    if (gap.validation)
+        text += formatted("validation      %.4f and %.4f at step %lld: a gap of %+.4f\n",
+                          gap.validation->a, gap.validation->b,
+                          static_cast<long long>(gap.validation->step),
+                          gap.validation->b - gap.validation->a);
+    const bool within = gap.at_the_end() <= most;
+    text += within ? concat("verdict         the last third and the end are within ",
+                            formatted("%g", most))
+                   : concat("verdict         different: by ", formatted("%.4f", gap.at_the_end()),
+                            " in the last third or at the end, and the gap may be ",
+                            formatted("%g", most));
     return {std::move(text), within};
 }
 

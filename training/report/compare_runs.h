@@ -65,4 +65,23 @@ struct ComparisonReport {
 ComparisonReport report_on_comparison(const std::filesystem::path& a,
                                       const std::filesystem::path& b, double tolerance);
 
+/// How far the losses of b lie above the losses of a, in nats: means over steps that both have
+/// logged, in runs whose every step differs by roundings.
+struct LossGap {
+    int64_t first_step = 0, last_step = 0, steps = 0;  // with a finite loss in both
+    double thirds[3] = {};                             // of these steps
+    double last_sixth = 0;
+    /// The last validation loss at a step that both have evaluated.
+    std::optional<RunComparison::Pair> validation;
+
+    /// The largest gap, up or down, of the last third, its second half and the validation loss.
+    double at_the_end() const;
+};
+/// Throws Error for a folder that is not a run's, and if fewer than six losses can be compared.
+LossGap loss_gap(const std::filesystem::path& a, const std::filesystem::path& b);
+
+/// What `train_gpt report A B --gap` says, and whether at_the_end() is at most `most`.
+ComparisonReport report_on_gap(const std::filesystem::path& a, const std::filesystem::path& b,
+                               double most);
+
 }  // namespace train_gpt

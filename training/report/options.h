@@ -15,7 +15,7 @@ struct ReportOptions {
     std::string address = "127.0.0.1";
     int port = 0;  // 0: the kernel chooses
     /// If set, no page is written: two runs are compared step by step, and may differ by so much.
-    std::optional<double> tolerance = {};
+    std::optional<double> tolerance = {}, gap = {};
 };
 
 }  // namespace train_gpt
