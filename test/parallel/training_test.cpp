@@ -591,12 +591,13 @@ TEST_CASE("any number of GPUs trains what one trains", "[training][cuda][.][long
     for (const Dtype& dtype : dtypes) {
         const auto micro_batches = static_cast<int>(random_int(8, 11));
         const Job job(micro_batches, on_gpus + dtype.settings());
-        const std::string one = job.train(1, "one");
+        const std::string one = job.train(1, "one"),
+                          in_fp32 = job.train(1, "one-fp32", summed_in_fp32);
         for (const int ranks : {2, 3, 4, 8}) {
             const int64_t seed = random_int(0, 1000);
             CAPTURE(dtype.name, micro_batches, ranks, seed);
             check_stages(job, one, ranks, {}, dtype.bounds, adverse(seed));
-            check_stages(job, one, ranks, sent_in_bf16, in_bf16_order, adverse(seed));
+            check_stages(job, in_fp32, ranks, sent_in_bf16, in_bf16_order, adverse(seed));
         }
     }
 }
