@@ -47,6 +47,12 @@ struct Counter : Listener {
         in_test = true;
         name = info.name;
         failure.clear();
+        // From the seed and the name, so that a case alone repeats what it did among others.
+        std::vector<uint32_t> words(name.begin(), name.end());
+        words.push_back(static_cast<uint32_t>(test_seed()));
+        words.push_back(static_cast<uint32_t>(test_seed() >> 32));
+        std::seed_seq sequence(words.begin(), words.end());
+        test_rng().seed(sequence);
     }
 #if CATCH_VERSION_MAJOR >= 3
     void assertionEnded(const Catch::AssertionStats& stats) override { keep(stats); }

@@ -1,5 +1,5 @@
 // Fresh random inputs for tests. The seed is new in every run and printed at the start; TEST_SEED
-// sets it, to repeat a run.
+// sets it, to repeat a run, or one of its test cases alone.
 #pragma once
 #include <cstdint>
 #include <random>
