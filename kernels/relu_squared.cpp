@@ -29,6 +29,7 @@ void relu_squared_forward(Stream& stream, const ReluSquaredForward& args) {
     const Profiled profiled(stream, cost_of(args));
     assert(args.out.dtype == args.x.dtype && args.out.numel() == args.x.numel());
     TRAIN_GPT_ON_CUDA(stream.device, relu_squared_forward(stream, args));
+    assert(!args.rounded);
     with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         for_pieces(args.x.numel(), [&](int64_t first, int64_t count) {
@@ -70,7 +71,9 @@ void relu_squared_backward(Stream& stream, const ReluSquaredBackward& args) {
 }
 
 Cost cost_of(const ReluSquaredForward& a) {
-    return {"relu_squared_forward", bytes_of(a.out) + bytes_of(a.x), 0};
+    const double result =
+        a.rounded ? bytes_of(a.rounded.codes) + bytes_of(a.rounded.transposed) : bytes_of(a.out);
+    return {"relu_squared_forward", result + bytes_of(a.x), 0};
 }
 
 Cost cost_of(const ReluSquaredBackward& a) {

@@ -1,5 +1,6 @@
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
+#include "kernels/fp8_tile.cuh"
 #include "kernels/relu_squared.h"
 
 namespace train_gpt::cuda {
@@ -71,9 +72,39 @@ void launch(Stream& stream, const ReluSquaredBackward& args) {
     });
 }
 
+/// relu2(x), as it would be stored.
+template <class T>
+struct Results {
+    const T* x;
+    int64_t cols;
+
+    template <int width>
+    __device__ __forceinline__ void load(float (&values)[width], int64_t row, int64_t col) const {
+        unpack(values, Vector<T, width>::load(x + row * cols + col));
+#pragma unroll
+        for (float& value : values) {
+            const float positive = relu(value);
+            value = positive * positive;
+        }
+        unpack(values, vector_of<T>(values));
+    }
+};
+
+void launch_rounded(Stream& stream, const Fp8Output& out, const Tensor& x) {
+    with_element_type(x.dtype, [&](auto type) {
+        using T = decltype(type);
+        const bool aligned = is_aligned(x.data) && is_aligned(out.codes.data);
+        with_width<T>(x.cols(), aligned, [&](auto width) {
+            launch_round_tile<E4M3, width>(stream, round_tile_of(out, x.rows(), x.cols()),
+                                           Results<T>{static_cast<const T*>(x.data), x.cols()});
+        });
+    });
+}
+
 }  // namespace
 
 void relu_squared_forward(Stream& stream, const ReluSquaredForward& args) {
+    if (args.rounded) return launch_rounded(stream, args.rounded, args.x);
     launch<false>(stream, {.dx = {}, .dout = {}, .x = args.x, .out = args.out});
 }
 

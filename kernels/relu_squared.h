@@ -2,13 +2,16 @@
 #pragma once
 #include "base/tensor.h"
 #include "device/stream.h"
+#include "kernels/fp8.h"
 
 namespace train_gpt {
 
 /// out = relu2(x), element-wise; any shape, fp32 or bf16, computed in fp32. A NaN stays a NaN. out
-/// may alias x.
+/// may alias x. On a GPU, `rounded` receives out in fp8 if it is there, and out itself is not
+/// written; x is [R, C] then.
 struct ReluSquaredForward {
     Tensor out, x;
+    Fp8Output rounded = {};
 };
 void relu_squared_forward(Stream& stream, const ReluSquaredForward& args);
 

@@ -55,10 +55,8 @@ Fp8Output Block::rounded_norm2() const {
 }
 
 Fp8Output Block::rounded_hidden() const {
-    const bool by_kernel = layer.mlp == Mlp::swiglu || layer.mlp == Mlp::gelu;
-    return rounds_hidden && by_kernel && !layer.experts
-               ? rounded_input(parameters.down_w, activations.hidden)
-               : Fp8Output{};
+    return rounds_hidden && !layer.experts ? rounded_input(parameters.down_w, activations.hidden)
+                                           : Fp8Output{};
 }
 
 std::vector<EarlyGradient> early_gradients(const LayerSpec& layer, const BlockParameters& p) {

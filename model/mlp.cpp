@@ -49,7 +49,8 @@ void mlp_forward(Stream& stream, const Block& block) {
                                 .gate_up = a.preact,
                                 .clamped = block.layer.clamped,
                                 .rounded = rounded});
-    if (mlp == Mlp::relu2) relu_squared_forward(stream, {.out = a.hidden, .x = a.preact});
+    if (mlp == Mlp::relu2)
+        relu_squared_forward(stream, {.out = a.hidden, .x = a.preact, .rounded = rounded});
 }
 
 Addends add_mlp(Stream& stream, const Block& block, Tensor out) {

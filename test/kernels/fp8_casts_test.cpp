@@ -11,6 +11,7 @@
 #include "kernels/fp8_math.h"
 #include "kernels/gelu.h"
 #include "kernels/norm.h"
+#include "kernels/relu_squared.h"
 #include "kernels/swiglu.h"
 #include "test/kernels/kernel_test.h"
 #include "test/parallel/ranks.h"
@@ -176,6 +177,19 @@ TEST_CASE("GELU that rounds its result gives the bits of GELU and a cast", "[fp8
         }
 }
 
+TEST_CASE("ReLU² that rounds its result gives the bits of ReLU² and a cast", "[fp8][relu][cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    for (const DType dtype : dtypes)
+        for (int i = 0; i < (device_is_simulated() ? 3 : 8); ++i) {
+            const int64_t M = sixteens(9), F = i == 0 ? random_int(1, 150) : sixteens(12);
+            const Buffer x(dtype, {M, F}, contents(M * F, 3));
+            check_rounded(dtype, M, F, [&](Stream& s, Tensor out, const Fp8Output& rounded) {
+                relu_squared_forward(s, {.out = out, .x = x, .rounded = rounded});
+            });
+        }
+}
+
 // ---- bytes --------------------------------------------------------------------------------------
 
 namespace {
@@ -224,7 +238,7 @@ TEST_CASE("bytes: casts to fp8", "[.]") {
     const auto x = numbers(M, C), gate_up = numbers(M, 2 * C), w = numbers(1, C), b = numbers(1, C);
     const Buffer stats(DType::fp32, {M, 2}), out(dtype, {M, C});
     const Codes of_cast(M, C, 100, 0), of_current(M, C, 0, 0), of_norm(M, C, 100, 0),
-        of_swiglu(M, C, 100, 0), of_gelu(M, C, 100, 0);
+        of_swiglu(M, C, 100, 0), of_gelu(M, C, 100, 0), of_relu(M, C, 100, 0);
     TestStream stream(fp8_round_scratch_bytes(planning({})));
     for (const bool delayed : {true, false}) {
         const Codes& to = delayed ? of_cast : of_current;
@@ -242,6 +256,7 @@ TEST_CASE("bytes: casts to fp8", "[.]") {
                           .b = Tensor(b->tensor().data, dtype, {C}),
                           .rounded = of_norm.output()});
     swiglu_forward(stream, {.out = out, .gate_up = *gate_up, .rounded = of_swiglu.output()});
+    relu_squared_forward(stream, {.out = out, .x = *x, .rounded = of_relu.output()});
     gelu_forward_rounded(stream, of_gelu.output(), *x);
     CHECK(of_gelu.amax[0] > 0);  // waits
 }
@@ -263,7 +278,8 @@ TEST_CASE("casts to fp8 move at most 1.1 times the bytes that they must", "[fp8]
                          {"a cast of gradients", {"round_tile", "E5M2", "Elements"}, 4 * n},
                          {"a norm", {"forward_codes"}, 4 * n + 8.0 * byte_rows + 4 * byte_cols},
                          {"SwiGLU", {"round_tile", "swiglu"}, 6 * n},
-                         {"GELU", {"round_tile", "gelu"}, 4 * n}};
+                         {"GELU", {"round_tile", "gelu"}, 4 * n},
+                         {"ReLU²", {"round_tile", "relu_squared"}, 4 * n}};
     for (const Moved& moved : all) {
         const double bytes = counted_in(run.output, moved);
         CAPTURE(moved.what, bytes, moved.least);
