@@ -16,15 +16,14 @@ namespace {
 // at any address) or that are too long use the *_any kernels, which visit a row several times and
 // rely on the caches.
 
-/// A row belongs to one warp with up to 8 packs per lane (C <= 2048 in bf16), else to a block with
-/// up to 32 elements per thread (C <= 32768). Eight warps per block keep 64 KB or more of loads in
-/// flight on a multiprocessor.
-constexpr int warp_packs = 8, rows_per_block = 8, block_elements = 32;
+/// Rows of a warp: eight warps per block keep 64 KB or more of loads in flight on a multiprocessor.
+constexpr int rows_per_block = 8;
 
-/// Where there are more rows than run at a time, blocks process several and keep w, b and bias in
-/// shared memory, so that these are not read again for each row and do not compete with the rows
-/// for the caches. In fp32, a thread of such a block needs more than the 64 registers that 1024
-/// threads leave it; still longer rows, and those whose vectors do not fit, get a block each.
+/// Rows of a block (C <= 32768): where there are more than run at a time, blocks process several and
+/// keep w, b and bias in shared memory, so that these are not read again for each row and do not
+/// compete with the rows for the caches. In fp32, a thread of such a block needs more than the 64
+/// registers that 1024 threads leave it; still longer rows, and those whose vectors do not fit, get
+/// a block each.
 template <class T, bool keeps_vectors>
 constexpr int max_block_threads = keeps_vectors && sizeof(T) == 4 ? 640 : 1024;
 
@@ -130,8 +129,7 @@ void launch_keeping(Stream& stream, void (*kernel)(ForwardArgs<T>), const Forwar
 
 template <class T>
 void launch_forward_rows(Stream& stream, const ForwardArgs<T>& args) {
-    const auto threads =
-        static_cast<int>(ceil_div<int64_t>(args.C, block_elements * warp_size) * warp_size);
+    const int threads = threads_of_row(args.C);
     constexpr size_t static_shared_bytes = 256;
     constexpr int most = max_block_threads<T, true>;
     if (threads > most ||
@@ -163,7 +161,7 @@ void forward(Stream& stream, const NormForward& args) {
         C > block_elements * max_block_threads<T, false>) {
         forward_any<T>
             <<<static_cast<unsigned>(M), any_threads, 0, stream_of(stream)>>>(kernel_args);
-    } else if (packs <= warp_packs * warp_size) {
+    } else if (is_row_of_warp<T>(C)) {
         // Blocks with 64 KB of rows together.
         const int64_t most =
             ceil_div<int64_t>(65536, rows_per_block * C * static_cast<int64_t>(sizeof(T)));

@@ -27,7 +27,8 @@ struct NormForward {
     Fp8Output rounded = {};
 };
 void norm_forward(Stream& stream, const NormForward& args);
-/// On a GPU, for rows that fit: M and C multiples of 16, C <= 2048 in bf16 and 1024 in fp32.
+/// On a GPU, for M and C that are multiples of 16 and rows of which a block's shared memory holds
+/// the codes of eight: C <= 20,480 (fp32) or 29,008 (bf16) in 227 KB, and 12,624 in 99 KB.
 bool norm_rounds(const Stream& stream, DType dtype, int64_t M, int64_t C);
 
 /// The backward pass through y = norm(x) where x also continues along the residual stream:

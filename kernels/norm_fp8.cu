@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "device/cuda_queue.h"
 #include "kernels/fp8_tile.cuh"
@@ -13,25 +14,80 @@ namespace train_gpt::cuda {
 
 namespace {
 
-/// A block takes 32 rows at a time, or 16 where 32 do not fit into shared memory, and each of its
-/// warps one of them after the other. Their codes wait in shared memory for the transpose: 16 rows
-/// of a column are 16 bytes. w, b and bias are in shared memory, too, so that they are read once.
-constexpr int threads = 512, warps = threads / warp_size, piece = 16, most_rows = 32;
-/// A warp has a row of up to 8 packs for each lane, C <= 2048 in bf16, as in norm.cu: longer ones are
-/// summed there by a block, in another order.
-constexpr int most_packs = 8;
+/// A block takes 32 rows at a time, or 16 or 8 where more do not fit into shared memory. Their codes
+/// wait there for the transpose, so x is read once. 32 rows of a column are a sector of the
+/// transpose; with fewer rows, neighbouring blocks write its parts at about the same time, and the
+/// L2 cache joins them. w, b and bias are in shared memory, too, where there is room, so that they
+/// are read once.
+constexpr int most_rows = 32;
 
-/// Four banks between rows: 16 rows further down, a thread reads other banks.
+/// Rows of a transpose are a multiple of so many bytes.
+constexpr int row_multiple = 16;
+
+/// Four bytes between rows: threads that read rows next to each other, or 16 rows further down, use
+/// other banks.
 constexpr int row_stride(int C) { return C + 4; }
 
-/// Four columns of 16 rows of codes: a byte each of 16 words.
+/// A row belongs to a warp. A block's warps take its rows one after the other.
+template <class T, int packs_>
+struct OneWarp {
+    static constexpr int packs = packs_, most_threads = 512, least_rows = 16, shared_bytes = 0;
+    static int lanes_of(int64_t) { return warp_size; }
+
+    static constexpr int lanes = warp_size;
+    const int index = static_cast<int>(threadIdx.x) / warp_size,
+              lane = static_cast<int>(threadIdx.x) % warp_size,
+              count = static_cast<int>(blockDim.x) / warp_size;
+
+    __device__ explicit OneWarp(int /*lanes*/) {}
+    __device__ __forceinline__ float sum(float value) const { return warp_sum(value); }
+};
+
+/// A row belongs to as many warps as in norm.cu, which add in the same order. A block's groups of
+/// warps take its rows one after the other, and do not wait for each other.
+template <class T>
+struct SeveralWarps {
+    static constexpr int packs = block_elements / Pack<T>::size, least_rows = 8;
+    /// In fp32, a thread needs more than the 64 registers that 1024 threads leave it.
+    static constexpr int most_threads = sizeof(T) == 4 ? 640 : 1024;
+    static constexpr int most_sums = 2 * most_threads / warp_size,
+                         shared_bytes = most_sums * static_cast<int>(sizeof(float));
+    static int lanes_of(int64_t C) { return threads_of_row(C); }
+
+    const int lanes, index, lane, count;
+    float* sums;  // [2, warps]: sums take turns with the halves, so one barrier for each is enough
+    int turn = 0;
+
+    __device__ explicit SeveralWarps(int lanes_)
+        : lanes(lanes_),
+          index(static_cast<int>(threadIdx.x) / lanes),
+          lane(static_cast<int>(threadIdx.x) % lanes),
+          count(static_cast<int>(blockDim.x) / lanes) {
+        __shared__ float shared[most_sums];
+        sums = shared + index * 2 * (lanes / warp_size);
+    }
+    __device__ __forceinline__ float sum(float value) {
+        const int warps = lanes / warp_size;
+        float* const own = sums + (turn ^= 1) * warps;
+        value = warp_sum(value);
+        if (lane % warp_size == 0) own[lane / warp_size] = value;
+        // Barrier 0 is the block's. Rows have two warps or more, so there are fewer than 16 groups.
+        static_assert(most_threads / (2 * warp_size) <= 16);
+        asm volatile("bar.sync %0, %1;" ::"r"(index + 1), "r"(lanes) : "memory");
+        float total = 0;
+        for (int warp = 0; warp < warps; ++warp) total += own[warp];
+        return total;
+    }
+};
+
+/// Four columns of `rows` rows of codes: a byte each of as many words.
+template <int rows>
 struct Transposed {
-    uint4 columns[4];
+    unsigned columns[4][rows / 4];
 
     __device__ __forceinline__ Transposed(const uint8_t* first, int stride) {
-        unsigned parts[4][4];  // [column][four rows]
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < rows / 4; ++i) {
             unsigned word[4];
 #pragma unroll
             for (int r = 0; r < 4; ++r)
@@ -40,36 +96,57 @@ struct Transposed {
                                      __byte_perm(word[2], word[3], 0x5140)},
                            high[2] = {__byte_perm(word[0], word[1], 0x7362),
                                       __byte_perm(word[2], word[3], 0x7362)};
-            parts[0][i] = __byte_perm(low[0], low[1], 0x5410);
-            parts[1][i] = __byte_perm(low[0], low[1], 0x7632);
-            parts[2][i] = __byte_perm(high[0], high[1], 0x5410);
-            parts[3][i] = __byte_perm(high[0], high[1], 0x7632);
+            columns[0][i] = __byte_perm(low[0], low[1], 0x5410);
+            columns[1][i] = __byte_perm(low[0], low[1], 0x7632);
+            columns[2][i] = __byte_perm(high[0], high[1], 0x5410);
+            columns[3][i] = __byte_perm(high[0], high[1], 0x7632);
         }
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-            columns[c] = {parts[c][0], parts[c][1], parts[c][2], parts[c][3]};
+    }
+    __device__ __forceinline__ void store(uint8_t* to, int column) const {
+        using Bytes = std::conditional_t<rows == 16, uint4, uint2>;
+        static_assert(sizeof(Bytes) == rows);
+        Bytes bytes;
+        __builtin_memcpy(&bytes, columns[column], sizeof bytes);
+        *reinterpret_cast<Bytes*>(to) = bytes;
     }
 };
 
-template <class T, int packs>
-__global__ void __launch_bounds__(threads)
-    forward_codes(ForwardArgs<T> args, RoundTile to, int rows_at_once) {
+/// to[column · M + row] = codes[row, column] for `rows` rows, all threads of a block together: each
+/// takes `piece` rows of four columns.
+template <int piece>
+__device__ __forceinline__ void store_transposed(uint8_t* to, int64_t M, const uint8_t* codes,
+                                                 int rows, int C) {
+    const int pieces = rows / piece, stride = row_stride(C);
+    for (int i = static_cast<int>(threadIdx.x); i < C / 4 * pieces;
+         i += static_cast<int>(blockDim.x)) {
+        const int row = i % pieces * piece, column = i / pieces * 4;
+        const Transposed<piece> own(codes + row * stride + column, stride);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) own.store(to + (column + c) * M + row, c);
+    }
+}
+
+/// Owners: OneWarp or SeveralWarps, who share a row; `lanes` threads.
+template <class T, class Owners>
+__global__ void __launch_bounds__(Owners::most_threads)
+    forward_codes(ForwardArgs<T> args, RoundTile to, int lanes, int rows_at_once,
+                  bool keeps_vectors) {
     extern __shared__ uint4 dynamic_shared[];
     auto* const codes = reinterpret_cast<uint8_t*>(dynamic_shared);
     const int stride = row_stride(args.C);
-    keep_vectors(args, dynamic_shared + (rows_at_once * stride + 15) / 16);
+    if (keeps_vectors) keep_vectors(args, dynamic_shared + (rows_at_once * stride + 15) / 16);
     const float scale = *to.scale;
     if (blockIdx.x == 0 && threadIdx.x == 0) *to.inverse = 1 / scale;
     __syncthreads();
 
-    const int warp = static_cast<int>(threadIdx.x) / warp_size,
-              lane = static_cast<int>(threadIdx.x) % warp_size;
+    Owners owners(lanes);
     unsigned most = 0;
     for (int64_t first = int64_t{blockIdx.x} * rows_at_once; first < args.M;
          first += int64_t{gridDim.x} * rows_at_once) {
-        for (int r = warp; r < rows_at_once && first + r < args.M; r += warps)
-            forward_row<T, packs>(
-                args, first + r, warp_size, lane, [](float value) { return warp_sum(value); },
+        for (int r = owners.index; r < rows_at_once && first + r < args.M; r += owners.count)
+            forward_row<T, Owners::packs>(
+                args, first + r, owners.lanes, owners.lane,
+                [&](float value) { return owners.sum(value); },
                 [&](int column, const Pack<T>& own) {
                     constexpr int size = Pack<T>::size;
                     float values[size];
@@ -90,46 +167,58 @@ __global__ void __launch_bounds__(threads)
                 });
         if (!to.transposed) continue;
         __syncthreads();
-        const int pieces = static_cast<int>(min(int64_t{rows_at_once}, args.M - first)) / piece;
-        for (int i = static_cast<int>(threadIdx.x); i < args.C / 4 * pieces; i += threads) {
-            const int row = i % pieces * piece, column = i / pieces * 4;
-            const Transposed own(codes + row * stride + column, stride);
-#pragma unroll
-            for (int c = 0; c < 4; ++c)
-                *reinterpret_cast<uint4*>(to.transposed + (column + c) * args.M + first + row) =
-                    own.columns[c];
-        }
+        const int rows = static_cast<int>(min(int64_t{rows_at_once}, args.M - first));
+        uint8_t* const transposed = to.transposed + first;
+        if (Owners::least_rows >= 16 || rows >= 16)
+            store_transposed<16>(transposed, args.M, codes, rows, args.C);
+        else
+            store_transposed<8>(transposed, args.M, codes, rows, args.C);
         __syncthreads();  // before the next rows take the place of these
     }
     if (to.amax) add_magnitude(to.amax, most);
 }
 
-/// Calls f(std::integral_constant<int, n>{}) for the least n of 1, 2, 4 and 8 that is enough.
-template <int n = 1, class F>
-void with_packs(int64_t needed, F&& f) {
-    if constexpr (n < most_packs) {
-        if (needed > n) return with_packs<2 * n>(needed, f);
+/// How blocks work on rows of some width. No rows: they do not fit.
+struct BlockShape {
+    int threads = 0, rows = 0;
+    bool keeps_vectors = false;
+    size_t shared_bytes = 0;
+};
+
+/// vectors: how many of w, b and bias there are.
+template <class T, class Owners>
+BlockShape block_shape(const Stream& stream, int64_t C, int vectors) {
+    const int lanes = Owners::lanes_of(C);
+    if (lanes > Owners::most_threads) return {};
+    for (const bool keeps_vectors : {true, false})
+        for (int rows = most_rows; rows >= Owners::least_rows; rows /= 2) {
+            const int64_t bytes = ceil_div(rows * row_stride(static_cast<int>(C)), 16) * 16 +
+                                  keeps_vectors * vectors * C * static_cast<int64_t>(sizeof(T));
+            if (static_cast<size_t>(bytes) + Owners::shared_bytes >
+                limits_of(stream).shared_bytes_per_block)
+                continue;
+            // As many groups as take their turns together.
+            const int turns = ceil_div(rows, std::min(rows, Owners::most_threads / lanes));
+            return {ceil_div(rows, turns) * lanes, rows, keeps_vectors, static_cast<size_t>(bytes)};
+        }
+    return {};
+}
+
+/// Calls f(std::type_identity<OneWarp or SeveralWarps>{}), with the least of 1, 2, 4 and 8 packs for
+/// a lane that is enough.
+template <class T, int packs = 1, class F>
+decltype(auto) with_owners(int64_t C, F&& f) {
+    if (!is_row_of_warp<T>(C)) return f(std::type_identity<SeveralWarps<T>>{});
+    if constexpr (packs < warp_packs) {
+        if (C > int64_t{packs} * warp_size * Pack<T>::size)
+            return with_owners<T, 2 * packs>(C, std::forward<F>(f));
     }
-    f(std::integral_constant<int, n>{});
-}
-
-size_t shared_bytes(int64_t rows, int64_t C, int64_t vectors, DType dtype) {
-    return static_cast<size_t>((rows * row_stride(static_cast<int>(C)) + 15) / 16 * 16 +
-                               vectors * C * static_cast<int64_t>(size_of(dtype)));
-}
-
-/// Rows at a time of norms with up to three vectors; 0: they do not fit.
-int64_t rows_at_once(const Stream& stream, DType dtype, int64_t C) {
-    for (const int64_t rows : {most_rows, piece})
-        if (shared_bytes(rows, C, 3, dtype) <= limits_of(stream).shared_bytes_per_block)
-            return rows;
-    return 0;
+    return f(std::type_identity<OneWarp<T, packs>>{});
 }
 
 template <class T>
 void forward(Stream& stream, const NormForward& args) {
-    const int64_t M = args.x.rows(), C = args.x.cols(),
-                  packs = ceil_div<int64_t>(C, Pack<T>::size * warp_size);
+    const int64_t M = args.x.rows(), C = args.x.cols();
     const ForwardArgs<T> kernel_args{.out = nullptr,
                                      .stats = static_cast<float*>(args.stats.data),
                                      .x = static_cast<const T*>(args.x.data),
@@ -142,20 +231,23 @@ void forward(Stream& stream, const NormForward& args) {
                                      .C = static_cast<int>(C),
                                      .epsilon = args.epsilon,
                                      .rms = args.norm == Norm::rms};
-    const int64_t rows = rows_at_once(stream, args.x.dtype, C),
-                  vectors = 1 + bool{args.b} + bool{args.bias};
-    const size_t bytes = shared_bytes(rows, C, vectors, args.x.dtype);
-    with_packs(packs, [&](auto per_lane) {
-        auto* const kernel = forward_codes<T, per_lane.value>;
+    with_owners<T>(C, [&](auto type) {
+        using Owners = typename decltype(type)::type;
+        const BlockShape shape =
+            block_shape<T, Owners>(stream, C, 1 + bool{args.b} + bool{args.bias});
+        auto* const kernel = forward_codes<T, Owners>;
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(bytes)));
+                                        static_cast<int>(shape.shared_bytes)));
         int resident = 0;
-        CUDA_CHECK(
-            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, bytes));
-        const int64_t blocks = std::min<int64_t>(
-            ceil_div(M, rows), limits_of(stream).multiprocessors * std::max(resident, 1));
-        kernel<<<static_cast<unsigned>(blocks), threads, bytes, stream_of(stream)>>>(
-            kernel_args, round_tile_of(args.rounded, M, C), static_cast<int>(rows));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, shape.threads,
+                                                                 shape.shared_bytes));
+        const int64_t blocks =
+            std::min<int64_t>(ceil_div<int64_t>(M, shape.rows),
+                              limits_of(stream).multiprocessors * std::max(resident, 1));
+        kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(shape.threads),
+                 shape.shared_bytes, stream_of(stream)>>>(
+            kernel_args, round_tile_of(args.rounded, M, C), Owners::lanes_of(C), shape.rows,
+            shape.keeps_vectors);
         CUDA_CHECK_LAUNCH();
     });
 }
@@ -163,9 +255,13 @@ void forward(Stream& stream, const NormForward& args) {
 }  // namespace
 
 bool norm_rounds(const Stream& stream, DType dtype, int64_t M, int64_t C) {
-    return M % piece == 0 && C % 16 == 0 &&
-           C <= int64_t{warp_size} * most_packs * 16 / static_cast<int64_t>(size_of(dtype)) &&
-           rows_at_once(stream, dtype, C) > 0;
+    if (M % row_multiple != 0 || C % row_multiple != 0) return false;
+    return with_element_type(dtype, [&](auto element) {
+        using T = decltype(element);
+        return with_owners<T>(C, [&](auto type) {
+            return block_shape<T, typename decltype(type)::type>(stream, C, 0).rows > 0;
+        });
+    });
 }
 
 void norm_forward_rounded(Stream& stream, const NormForward& args) {

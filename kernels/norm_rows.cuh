@@ -6,6 +6,20 @@
 
 namespace train_gpt::cuda {
 
+/// A row belongs to one warp with up to 8 packs per lane (C <= 2048 in bf16), else to several warps
+/// with up to 32 elements per thread. The order of a row's sums follows from that, so all kernels
+/// do alike.
+constexpr int warp_packs = 8, block_elements = 32;
+
+template <class T>
+bool is_row_of_warp(int64_t C) {
+    return C <= int64_t{warp_packs} * warp_size * Pack<T>::size;
+}
+/// How many threads share a row that is not of one warp.
+inline int threads_of_row(int64_t C) {
+    return static_cast<int>(ceil_div<int64_t>(C, block_elements * warp_size) * warp_size);
+}
+
 template <class T>
 struct ForwardArgs {
     T* out;

@@ -97,6 +97,36 @@ constexpr DType dtypes[] = {DType::fp32, DType::bf16};
 
 }  // namespace
 
+namespace {
+
+/// A norm [M, C] of random kind, computed both ways.
+void check_norm(DType dtype, int64_t M, int64_t C) {
+    const bool rms = random_int(0, 1) == 1, adds = random_int(0, 1) == 1,
+               has_b = random_int(0, 1) == 1, has_bias = random_int(0, 1) == 1;
+    CAPTURE(rms, adds, has_b, has_bias);
+    const Buffer x(dtype, {M, C}, contents(M * C, 2)), residual(dtype, {M, C}, contents(M * C, 1)),
+        w(dtype, {C}, contents(C, 1)), b(dtype, {C}, contents(C, 1)),
+        bias(dtype, {C}, contents(C, 1));
+    std::vector<std::string> beside;  // what else a norm writes
+    check_rounded(dtype, M, C, [&](Stream& s, Tensor out, const Fp8Output& rounded) {
+        const Buffer stats(DType::fp32, {M, 2}), sum(dtype, {M, C});
+        norm_forward(s, {.norm = rms ? Norm::rms : Norm::layer,
+                         .out = out,
+                         .stats = stats,
+                         .x = x,
+                         .w = w,
+                         .b = has_b ? b.tensor() : Tensor{},
+                         .residual = adds ? residual.tensor() : Tensor{},
+                         .bias = adds && has_bias ? bias.tensor() : Tensor{},
+                         .x_out = adds ? sum.tensor() : Tensor{},
+                         .rounded = rounded});
+        beside.push_back(stats.bytes() + sum.bytes());
+    });
+    CHECK((beside.at(0) == beside.at(1)));
+}
+
+}  // namespace
+
 TEST_CASE("a norm that rounds its result gives the bits of a norm and a cast",
           "[fp8][norm][cuda]") {
     ON_EACH_DEVICE();
@@ -106,39 +136,38 @@ TEST_CASE("a norm that rounds its result gives the bits of a norm and a cast",
             const int64_t M = sixteens(6), C = i == 0 ? (dtype == DType::bf16 ? 2048 : 1024)
                                                       : sixteens(device_is_simulated() ? 30 : 64);
             TestStream stream;
-            if (!norm_rounds(stream, dtype, M, C)) {
+            if (norm_rounds(stream, dtype, M, C))
+                check_norm(dtype, M, C);
+            else
                 CHECK(C > 512);  // too wide for the shared memory of this GPU
-                continue;
-            }
-            const bool rms = random_int(0, 1) == 1, adds = random_int(0, 1) == 1,
-                       has_b = random_int(0, 1) == 1, has_bias = random_int(0, 1) == 1;
-            CAPTURE(rms, adds, has_b, has_bias);
-            const Buffer x(dtype, {M, C}, contents(M * C, 2)),
-                residual(dtype, {M, C}, contents(M * C, 1)), w(dtype, {C}, contents(C, 1)),
-                b(dtype, {C}, contents(C, 1)), bias(dtype, {C}, contents(C, 1));
-            std::vector<std::string> beside;  // what else a norm writes
-            check_rounded(dtype, M, C, [&](Stream& s, Tensor out, const Fp8Output& rounded) {
-                const Buffer stats(DType::fp32, {M, 2}), sum(dtype, {M, C});
-                norm_forward(s, {.norm = rms ? Norm::rms : Norm::layer,
-                                 .out = out,
-                                 .stats = stats,
-                                 .x = x,
-                                 .w = w,
-                                 .b = has_b ? b.tensor() : Tensor{},
-                                 .residual = adds ? residual.tensor() : Tensor{},
-                                 .bias = adds && has_bias ? bias.tensor() : Tensor{},
-                                 .x_out = adds ? sum.tensor() : Tensor{},
-                                 .rounded = rounded});
-                beside.push_back(stats.bytes() + sum.bytes());
-            });
-            CHECK((beside.at(0) == beside.at(1)));
         }
     TestStream stream;
     CHECK_FALSE(norm_rounds(stream, DType::bf16, 24, 64));
     CHECK_FALSE(norm_rounds(stream, DType::bf16, 32, 72));
-    CHECK_FALSE(norm_rounds(stream, DType::bf16, 32, 2064));
-    CHECK_FALSE(norm_rounds(stream, DType::fp32, 32, 1040));
+    CHECK_FALSE(norm_rounds(stream, DType::bf16, 32, 32768));
+    CHECK_FALSE(norm_rounds(stream, DType::fp32, 32, 20496));
     CHECK_FALSE(norm_rounds(planning({}, Device{}), DType::fp32, 32, 64));
+}
+
+TEST_CASE("a norm of long rows that rounds its result gives the bits of a norm and a cast",
+          "[fp8][norm][cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    for (const DType dtype : dtypes) {
+        // The shortest and the longest; in between, blocks take 32, 16 or 8 rows at a time.
+        std::vector<int64_t> widths{dtype == DType::bf16 ? 2064 : 1040, 16384};
+        for (int i = 0; i < (device_is_simulated() ? 2 : 12); ++i)
+            widths.push_back(16 * random_int(65, i % 2 == 0 ? 400 : 1024));
+        for (const int64_t C : widths) {
+            // Wide ones have few rows, and more than one tile of them.
+            const int64_t M = sixteens(C > 4096 ? 2 : 5);
+            TestStream stream;
+            if (norm_rounds(stream, dtype, M, C))
+                check_norm(dtype, M, C);
+            else
+                CHECK(C > 12624);  // where a block has 99 KB of shared memory
+        }
+    }
 }
 
 TEST_CASE("SwiGLU that rounds its result gives the bits of SwiGLU and a cast",
@@ -194,7 +223,7 @@ TEST_CASE("ReLU² that rounds its result gives the bits of ReLU² and a cast", "
 
 namespace {
 
-constexpr int64_t byte_rows = 128, byte_cols = 512;
+constexpr int64_t byte_rows = 128, byte_cols = 512, long_row = 4096;
 
 /// A kernel's part of the name that the simulator prints, and the least that it must read and write.
 struct Moved {
@@ -238,7 +267,8 @@ TEST_CASE("bytes: casts to fp8", "[.]") {
     const auto x = numbers(M, C), gate_up = numbers(M, 2 * C), w = numbers(1, C), b = numbers(1, C);
     const Buffer stats(DType::fp32, {M, 2}), out(dtype, {M, C});
     const Codes of_cast(M, C, 100, 0), of_current(M, C, 0, 0), of_norm(M, C, 100, 0),
-        of_swiglu(M, C, 100, 0), of_gelu(M, C, 100, 0), of_relu(M, C, 100, 0);
+        of_long_norm(M, long_row, 100, 0), of_swiglu(M, C, 100, 0), of_gelu(M, C, 100, 0),
+        of_relu(M, C, 100, 0);
     TestStream stream(fp8_round_scratch_bytes(planning({})));
     for (const bool delayed : {true, false}) {
         const Codes& to = delayed ? of_cast : of_current;
@@ -255,6 +285,18 @@ TEST_CASE("bytes: casts to fp8", "[.]") {
                           .w = Tensor(w->tensor().data, dtype, {C}),
                           .b = Tensor(b->tensor().data, dtype, {C}),
                           .rounded = of_norm.output()});
+    {
+        const auto x_long = numbers(M, long_row), sum = numbers(M, long_row),
+                   w_long = numbers(1, long_row);
+        const Tensor vector(w_long->tensor().data, dtype, {long_row});
+        norm_forward(stream, {.norm = Norm::rms,
+                              .out = *sum,
+                              .stats = stats,
+                              .x = *x_long,
+                              .w = vector,
+                              .rounded = of_long_norm.output()});
+        CHECK(of_long_norm.amax[0] > 0);  // waits
+    }
     swiglu_forward(stream, {.out = out, .gate_up = *gate_up, .rounded = of_swiglu.output()});
     relu_squared_forward(stream, {.out = out, .x = *x, .rounded = of_relu.output()});
     gelu_forward_rounded(stream, of_gelu.output(), *x);
@@ -271,15 +313,20 @@ TEST_CASE("casts to fp8 move at most 1.1 times the bytes that they must", "[fp8]
         run_program({this_program(), "bytes: casts to fp8"}, {{"GPUSIM_STATS", "1"}});
     INFO(run.output);
     REQUIRE(run.exit_code == 0);
-    const double n = static_cast<double>(byte_rows * byte_cols);
+    const double n = static_cast<double>(byte_rows * byte_cols),
+                 n_long = static_cast<double>(byte_rows * long_row);
     // Two bytes of a number of bf16, one of each code
-    const Moved all[] = {{"a cast", {"round_tile", "E4M3", "Elements"}, 4 * n},
-                         {"the largest magnitude", {"find_largest"}, 2 * n},
-                         {"a cast of gradients", {"round_tile", "E5M2", "Elements"}, 4 * n},
-                         {"a norm", {"forward_codes"}, 4 * n + 8.0 * byte_rows + 4 * byte_cols},
-                         {"SwiGLU", {"round_tile", "swiglu"}, 6 * n},
-                         {"GELU", {"round_tile", "gelu"}, 4 * n},
-                         {"ReLU²", {"round_tile", "relu_squared"}, 4 * n}};
+    const Moved all[] = {
+        {"a cast", {"round_tile", "E4M3", "Elements"}, 4 * n},
+        {"the largest magnitude", {"find_largest"}, 2 * n},
+        {"a cast of gradients", {"round_tile", "E5M2", "Elements"}, 4 * n},
+        {"a norm", {"forward_codes", "OneWarp"}, 4 * n + 8.0 * byte_rows + 4 * byte_cols},
+        {"a norm of long rows",
+         {"forward_codes", "SeveralWarps"},
+         4 * n_long + 8.0 * byte_rows + 2 * long_row},
+        {"SwiGLU", {"round_tile", "swiglu"}, 6 * n},
+        {"GELU", {"round_tile", "gelu"}, 4 * n},
+        {"ReLU²", {"round_tile", "relu_squared"}, 4 * n}};
     for (const Moved& moved : all) {
         const double bytes = counted_in(run.output, moved);
         CAPTURE(moved.what, bytes, moved.least);
