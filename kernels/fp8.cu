@@ -20,12 +20,12 @@ __global__ void __launch_bounds__(threads_per_block)
     find_largest(unsigned* largest, const T* x, int64_t n, const int32_t* row_count, int64_t cols) {
     if (row_count) n = *row_count * cols;
     const int64_t stride = int64_t{gridDim.x} * threads_per_block * width;
-    unsigned most = 0;
+    float most = 0;
     for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < n;
          i += stride) {
         const Vector<T, width> own = Vector<T, width>::load(x + i);
 #pragma unroll
-        for (int e = 0; e < width; ++e) most = max(most, magnitude_of(to_float(own.values[e])));
+        for (int e = 0; e < width; ++e) most = larger_magnitude(most, to_float(own.values[e]));
     }
     add_magnitude(largest, most);
 }

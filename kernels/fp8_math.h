@@ -23,7 +23,8 @@ constexpr float largest_of(Fp8Format format) {
     return format == Fp8Format::e4m3 ? E4M3::largest : E5M2::largest;
 }
 
-/// The code of ±∞ and NaN: a NaN in both formats, so that what is not finite stays so.
+/// The code of ±∞ and NaN, without their signs: a NaN in both formats, so that what is not finite
+/// stays so.
 constexpr uint8_t fp8_nan = 0x7f;
 
 /// A number's bits without the low ones, to nearest, ties to even.
@@ -54,8 +55,8 @@ constexpr uint8_t fp8_code(float value) {
         std::bit_cast<uint32_t>(Small::multiples);
     const uint32_t nearest = magnitude < Small::least_normal ? small : normal;
     const uint32_t finite = nearest > Format::largest_code ? Format::largest_code : nearest;
-    const uint32_t code = magnitude >= 0x7f800000u ? uint32_t{fp8_nan} : finite;
-    return static_cast<uint8_t>(code | ((word >> 24) & 0x80u));
+    const uint32_t code = finite | ((word >> 24) & 0x80u);
+    return static_cast<uint8_t>(magnitude >= 0x7f800000u ? uint32_t{fp8_nan} : code);
 }
 
 /// The number of a code.
@@ -88,8 +89,8 @@ constexpr float fp8_rounded(float value) {
         magnitude < Small::least_normal ? std::bit_cast<uint32_t>(small) : normal;
     constexpr uint32_t largest = std::bit_cast<uint32_t>(Format::largest);
     const uint32_t finite = nearest > largest ? largest : nearest;
-    const uint32_t number = magnitude >= 0x7f800000u ? 0x7fc00000u : finite;
-    return std::bit_cast<float>(number | (word & 0x80000000u));
+    const uint32_t number = finite | (word & 0x80000000u);
+    return std::bit_cast<float>(magnitude >= 0x7f800000u ? 0x7fc00000u : number);
 }
 
 /// The factor that brings a tensor with this largest magnitude to the range of a format. Below

@@ -80,37 +80,6 @@ struct SeveralWarps {
     }
 };
 
-/// Four columns of `rows` rows of codes: a byte each of as many words.
-template <int rows>
-struct Transposed {
-    unsigned columns[4][rows / 4];
-
-    __device__ __forceinline__ Transposed(const uint8_t* first, int stride) {
-#pragma unroll
-        for (int i = 0; i < rows / 4; ++i) {
-            unsigned word[4];
-#pragma unroll
-            for (int r = 0; r < 4; ++r)
-                word[r] = *reinterpret_cast<const unsigned*>(first + (4 * i + r) * stride);
-            const unsigned low[2] = {__byte_perm(word[0], word[1], 0x5140),
-                                     __byte_perm(word[2], word[3], 0x5140)},
-                           high[2] = {__byte_perm(word[0], word[1], 0x7362),
-                                      __byte_perm(word[2], word[3], 0x7362)};
-            columns[0][i] = __byte_perm(low[0], low[1], 0x5410);
-            columns[1][i] = __byte_perm(low[0], low[1], 0x7632);
-            columns[2][i] = __byte_perm(high[0], high[1], 0x5410);
-            columns[3][i] = __byte_perm(high[0], high[1], 0x7632);
-        }
-    }
-    __device__ __forceinline__ void store(uint8_t* to, int column) const {
-        using Bytes = std::conditional_t<rows == 16, uint4, uint2>;
-        static_assert(sizeof(Bytes) == rows);
-        Bytes bytes;
-        __builtin_memcpy(&bytes, columns[column], sizeof bytes);
-        *reinterpret_cast<Bytes*>(to) = bytes;
-    }
-};
-
 /// to[column · M + row] = codes[row, column] for `rows` rows, all threads of a block together: each
 /// takes `piece` rows of four columns.
 template <int piece>
@@ -128,7 +97,7 @@ __device__ __forceinline__ void store_transposed(uint8_t* to, int64_t M, const u
 
 /// Owners: OneWarp or SeveralWarps, who share a row; `lanes` threads.
 template <class T, class Owners>
-__global__ void __launch_bounds__(Owners::most_threads)
+__global__ void __launch_bounds__(Owners::most_threads, 1)
     forward_codes(ForwardArgs<T> args, RoundTile to, int lanes, int rows_at_once,
                   bool keeps_vectors) {
     extern __shared__ uint4 dynamic_shared[];
@@ -140,7 +109,7 @@ __global__ void __launch_bounds__(Owners::most_threads)
     __syncthreads();
 
     Owners owners(lanes);
-    unsigned most = 0;
+    float most = 0;
     for (int64_t first = int64_t{blockIdx.x} * rows_at_once; first < args.M;
          first += int64_t{gridDim.x} * rows_at_once) {
         for (int r = owners.index; r < rows_at_once && first + r < args.M; r += owners.count)
@@ -154,9 +123,10 @@ __global__ void __launch_bounds__(Owners::most_threads)
                     alignas(8) uint8_t of_pack[size];
 #pragma unroll
                     for (int e = 0; e < size; ++e) {
-                        most = max(most, magnitude_of(values[e]));
-                        of_pack[e] = fp8_code<E4M3>(values[e] * scale);
+                        most = larger_magnitude(most, values[e]);
+                        values[e] *= scale;
                     }
+                    to_codes<E4M3>(of_pack, values);
                     if (to.codes)
                         store_codes<size>(to.codes + (first + r) * args.C + column, of_pack);
                     unsigned words[size / 4];

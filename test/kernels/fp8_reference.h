@@ -27,10 +27,10 @@ inline double number_of(Fp8Format format, int code) {
 }
 
 /// The code of the number nearest to a value: of two that are equally near, the even one; beyond
-/// the largest number its own; 0x7f or 0xff for what is not finite.
+/// the largest number its own; 0x7f for what is not finite.
 inline uint8_t nearest_code(Fp8Format format, float value) {
+    if (!std::isfinite(value)) return 127;
     const int sign = std::signbit(value) ? 128 : 0;
-    if (!std::isfinite(value)) return static_cast<uint8_t>(sign + 127);
     int best = 0;
     const double x = std::min<double>(std::abs(value), largest_number(format));
     const auto distance = [&](int code) { return std::abs(number_of(format, code) - x); };
