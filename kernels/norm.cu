@@ -19,11 +19,11 @@ namespace {
 /// Rows of a warp: eight warps per block keep 64 KB or more of loads in flight on a multiprocessor.
 constexpr int rows_per_block = 8;
 
-/// Rows of a block (C <= 32768): where there are more than run at a time, blocks process several and
-/// keep w, b and bias in shared memory, so that these are not read again for each row and do not
-/// compete with the rows for the caches. In fp32, a thread of such a block needs more than the 64
-/// registers that 1024 threads leave it; still longer rows, and those whose vectors do not fit, get
-/// a block each.
+/// Rows of a block (C <= 32768): where there are more than run at a time, blocks process several
+/// and keep w, b and bias in shared memory, so that these are not read again for each row and do
+/// not compete with the rows for the caches. In fp32, a thread of such a block needs more than the
+/// 64 registers that 1024 threads leave it; still longer rows, and those whose vectors do not fit,
+/// get a block each.
 template <class T, bool keeps_vectors>
 constexpr int max_block_threads = keeps_vectors && sizeof(T) == 4 ? 640 : 1024;
 

@@ -14,11 +14,11 @@ namespace train_gpt::cuda {
 
 namespace {
 
-/// A block takes 32 rows at a time, or 16 or 8 where more do not fit into shared memory. Their codes
-/// wait there for the transpose, so x is read once. 32 rows of a column are a sector of the
+/// A block takes 32 rows at a time, or 16 or 8 where more do not fit into shared memory. Their
+/// codes wait there for the transpose, so x is read once. 32 rows of a column are a sector of the
 /// transpose; with fewer rows, neighbouring blocks write its parts at about the same time, and the
-/// L2 cache joins them. w, b and bias are in shared memory, too, where there is room, so that they
-/// are read once.
+/// L2 cache joins them. w, b and bias are in shared memory, too, where there is room, so that a
+/// block reads them once.
 constexpr int most_rows = 32;
 
 /// Rows of a transpose are a multiple of so many bytes.
@@ -174,8 +174,8 @@ BlockShape block_shape(const Stream& stream, int64_t C, int vectors) {
     return {};
 }
 
-/// Calls f(std::type_identity<OneWarp or SeveralWarps>{}), with the least of 1, 2, 4 and 8 packs for
-/// a lane that is enough.
+/// Calls f(std::type_identity<OneWarp or SeveralWarps>{}), with the least of 1, 2, 4 and 8 packs
+/// for a lane that is enough.
 template <class T, int packs = 1, class F>
 decltype(auto) with_owners(int64_t C, F&& f) {
     if (!is_row_of_warp<T>(C)) return f(std::type_identity<SeveralWarps<T>>{});
