@@ -109,12 +109,20 @@ Value read_name(std::istream& from, const char* const (&names)[n]) {
 }
 
 constexpr const char *sinks_suffix = ",sinks", *own_suffix = ",own";
+constexpr const char *keys_field = ",S=", *field_after_keys = ",H=";
 
 /// A shape as a word of choices(). of_own: only our own kernels compute it.
 std::string word_of(const AttentionShape& s, bool with_sinks, bool of_own) {
-    return concat("B=", s.B, ",T=", s.T, ",S=", s.S, ",H=", s.H, ",H_kv=", s.H_kv, ",D=", s.D,
-                  has_window(s) ? concat(",window=", s.window) : "", with_sinks ? sinks_suffix : "",
-                  of_own ? own_suffix : "");
+    return concat("B=", s.B, ",T=", s.T, keys_field, s.S, field_after_keys, s.H, ",H_kv=", s.H_kv,
+                  ",D=", s.D, has_window(s) ? concat(",window=", s.window) : "",
+                  with_sinks ? sinks_suffix : "", of_own ? own_suffix : "");
+}
+
+/// The word of a shape, but for its number of keys.
+std::string without_keys(const std::string& word) {
+    const size_t first = word.find(keys_field), last = word.find(field_after_keys);
+    if (first == std::string::npos || last == std::string::npos) return word;
+    return word.substr(0, first) + word.substr(last);
 }
 
 bool is_shape(std::string word) {
@@ -196,6 +204,7 @@ bool AttentionEngines::backward(Stream& stream, const AttentionBackward& args, c
                         .ways = with_own(ways, stream.settings, wgmma),
                         .oldest_version = cudnn_oldest_version(args.shape, false),
                         .unable = unable,
+                        .repeatable = args.key_gradients != KeyGradients::add_fp32,
                         .own = own,
                         .wgmma = wgmma,
                         .by_library = [&](AttentionWay way) {
@@ -208,6 +217,14 @@ AttentionEngines::Choice* AttentionEngines::Pass::choice_of(const std::string& s
     for (const std::string& word : {shape, std::string()})
         if (const auto found = chosen.find(word); found != chosen.end()) return &found->second;
     return nullptr;
+}
+
+std::optional<AttentionEngines::Choice> AttentionEngines::Pass::choice_with_other_keys(
+    const std::string& shape) const {
+    const std::string wanted = without_keys(shape);
+    for (const auto& [word, choice] : chosen)
+        if (!word.empty() && without_keys(word) == wanted) return choice;
+    return std::nullopt;
 }
 
 /// Whether our own kernels ran.
@@ -228,7 +245,13 @@ bool AttentionEngines::run(Stream& stream, const Call& call) {
     Choice* choice = &untimed;
     if (wanted == Wanted::automatic || stream.settings.autotune) {
         choice = pass.choice_of(call.shape);
-        if (!choice || !contains(call.ways, choice->way)) choice = &choose(stream, call);
+        if (choice && !contains(call.ways, choice->way)) choice = nullptr;
+        if (!choice && call.repeatable) choice = &choose(stream, call);
+        if (!choice) {
+            untimed = pass.choice_with_other_keys(call.shape).value_or(preferred(call));
+            if (!contains(call.ways, untimed.way)) untimed = preferred(call);
+            choice = &untimed;
+        }
     } else {
         untimed = preferred(call);
     }
@@ -246,7 +269,7 @@ bool AttentionEngines::run_own(Direction direction, const Work& own, std::string
     return true;
 }
 
-/// Either pass writes the same outputs however often it runs, so it is timed with the actual
+/// A repeatable pass writes the same outputs however often it runs, so it is timed with the actual
 /// arguments.
 AttentionEngines::Choice& AttentionEngines::choose(Stream& stream, const Call& call) {
     std::vector<AttentionWay> candidates;  // that have run, so that one-time work is not timed

@@ -93,7 +93,9 @@ class AttentionEngines {
         : stream_(stream), architecture_(architecture), open_(open), time_(time) {}
 
     /// The arguments must already have been checked. The host waits for the device only while it
-    /// times a pass, the first time.
+    /// times a pass, the first time. A backward pass that adds to dk and dv is not timed, since it
+    /// must run once: it goes the way that was chosen for the same shape with another number of
+    /// keys, if there is one.
     /// No library computes dsinks, nor need `own` and `wgmma`: a pass that is timed runs several
     /// times, and dsinks may be added to. `wgmma` is timed only with KernelSettings::autotune.
     void forward(Stream& stream, const AttentionForward& args, const Work& own,
@@ -135,6 +137,8 @@ class AttentionEngines {
         std::string reason;  // AttentionUse::Pass
 
         Choice* choice_of(const std::string& shape);
+        /// The first one of a shape that is the same but for S.
+        std::optional<Choice> choice_with_other_keys(const std::string& shape) const;
     };
     /// A call: its pass, its shape as text, and how to compute it.
     struct Call {
@@ -143,6 +147,7 @@ class AttentionEngines {
         std::vector<AttentionWay> ways;  // that may compute it, the preferred one first
         size_t oldest_version;           // of the library
         std::string unable;              // why none of the library's ways can, if none has failed
+        bool repeatable = true;          // writes the same outputs however often it runs
         const Work& own;
         const Attempt& wgmma;
         std::function<void(AttentionWay)> by_library;

@@ -74,11 +74,11 @@ struct Scripted {
         ++wgmma, clock += wgmma_milliseconds;
         return true;
     }
-    AttentionShape shape(bool documents) const {
+    AttentionShape shape(bool documents, int keys = 128) const {
         return {.dtype = DType::bf16,
                 .B = 1,
                 .T = 128,
-                .S = 128,
+                .S = keys,
                 .H = 2,
                 .H_kv = 2,
                 .D = 64,
@@ -89,6 +89,14 @@ struct Scripted {
         const HeadsView view{bytes, 128 * 128, 128, 64};
         engines.forward(
             stream, {shape(documents), view, view, view, view, &lse},
+            [&] { ++own, clock += own_milliseconds; }, [&] { return attempt(); });
+    }
+    void backward(int keys, KeyGradients key_gradients) {
+        const HeadsView view{bytes, 128 * 128, 128, 64};
+        engines.backward(
+            stream,
+            {shape(false, keys), view, view, view, view, view, &lse, view, view, view,
+             key_gradients},
             [&] { ++own, clock += own_milliseconds; }, [&] { return attempt(); });
     }
 };
@@ -185,6 +193,31 @@ TEST_CASE("our own two kinds of attention are timed, and the choice is kept", "[
     untimed.forward();
     CHECK(std::pair(untimed.own, untimed.wgmma) == std::pair(1, 0));
     CHECK_FALSE(contains(untimed.engines.choices(), "wgmma"));
+}
+
+TEST_CASE("a backward pass that adds to gradients runs once, the way of one with other keys",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    Scripted e;
+    e.backward(128, KeyGradients::add_fp32);
+    CHECK(std::pair(e.own, e.wgmma) == std::pair(1, 0));
+    CHECK(e.engines.choices().empty());
+    e.backward(256, KeyGradients::write_fp32);
+    CHECK(contains(e.engines.choices(), "backward B=1,T=128,S=256,H=2,H_kv=2,D=64,own wgmma\n"));
+    e.own = e.wgmma = 0;
+    e.backward(128, KeyGradients::add_fp32);
+    CHECK(std::pair(e.own, e.wgmma) == std::pair(0, 1));
+    e.possible = false;
+    e.backward(128, KeyGradients::add_fp32);
+    CHECK(std::pair(e.own, e.wgmma) == std::pair(1, 1));
+
+    Scripted slower;
+    slower.wgmma_milliseconds = 3;
+    slower.backward(256, KeyGradients::write_fp32);
+    slower.own = slower.wgmma = 0;
+    slower.backward(128, KeyGradients::add_fp32);
+    CHECK(std::pair(slower.own, slower.wgmma) == std::pair(1, 0));
 }
 
 TEST_CASE("a grouped product's kernels are timed once, and the choice is kept", "[cuda]") {
