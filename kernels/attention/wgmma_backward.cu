@@ -216,6 +216,7 @@ __device__ __forceinline__ void sum_dq(const AttentionBackward& args, float scal
         }
         hopper::wait_for_products<0>();
         hopper::settle(dq[0]);
+        hopper::settle(weights);
         give_back(memory.of_stages().empty(previous));
         give_back(memory.of_held().empty(held.stage()));
         held.advance();
@@ -266,7 +267,7 @@ struct KeysMemory {
                          held_barriers = all_stats + tiling.stages * stats_bytes,
                          stage_barriers = held_barriers + HeldBarriers::bytes,
                          queries = stage_barriers + StageBarriers::bytes,
-                         bytes = queries + tiling.stages * 4 + 1023;
+                         bytes = queries + tiling.stages * int{sizeof(int)} + 1023;
     static_assert(bytes <= hopper_shared_bytes_limit);
 
     uint32_t begin;
@@ -282,6 +283,21 @@ struct KeysMemory {
     }
     __device__ __forceinline__ HeldBarriers of_held() const { return {begin + held_barriers}; }
     __device__ __forceinline__ StageBarriers of_stages() const { return {begin + stage_barriers}; }
+
+    // What the producer says of a streamed tile: twice its first query, plus last_tile_flag.
+    __device__ __forceinline__ void write_query(int i, int said) const {
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(query_address(i)), "r"(said) : "memory");
+    }
+    __device__ __forceinline__ int read_query(int i) const {
+        int said;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(said) : "r"(query_address(i)) : "memory");
+        return said;
+    }
+
+  private:
+    __device__ __forceinline__ uint32_t query_address(int i) const {
+        return begin + queries + i * int{sizeof(int)};
+    }
 };
 
 /// A tile of keys of one key head, and the tiles of queries that the producer streams: head after
@@ -342,13 +358,13 @@ struct HopperKeyBlock {
     }
 };
 
-/// What the producer says of a streamed tile: its first query, and whether it is the block's last.
-/// It knows the next tile that sees a key; the consumers need not look.
+/// Whether a streamed tile is the block's last. The producer knows the next tile that sees a key;
+/// the consumers need not look.
 constexpr int last_tile_flag = 1;
 
 template <int head>
 __device__ __forceinline__ void load_queries(const BackwardMaps& maps, const AttentionShape& shape,
-                                             const RowStats* all_stats, int* queries,
+                                             const RowStats* all_stats,
                                              const TileScheduler& scheduler,
                                              const KeysMemory<head>& memory) {
     using Memory = KeysMemory<head>;
@@ -386,7 +402,8 @@ __device__ __forceinline__ void load_queries(const BackwardMaps& maps, const Att
             if (lane_index() == 0) {
                 const uint32_t full = memory.of_stages().full(ring.stage());
                 hopper::wait(memory.of_stages().empty(ring.stage()), ring.parity() ^ 1);
-                queries[ring.stage()] = query * 2 + (next_h < end_head ? 0 : last_tile_flag);
+                memory.write_query(ring.stage(),
+                                   query * 2 + (next_h < end_head ? 0 : last_tile_flag));
                 hopper::arrive_expecting(full, Memory::loaded_bytes);
                 load_panels<head, block_n>(memory.q(ring.stage()), maps.q, full, query, h, block.b);
                 load_panels<head, block_n>(memory.dout(ring.stage()), maps.dout, full, query, h,
@@ -414,8 +431,7 @@ __device__ __forceinline__ TwoRowStats load_stats(uint32_t stats, int n) {
 
 template <int head, bool capped>
 __device__ __forceinline__ void sum_keys(const AttentionBackward& args, float scale,
-                                         const ScoreCap& cap, const int* queries,
-                                         const TileScheduler& scheduler,
+                                         const ScoreCap& cap, const TileScheduler& scheduler,
                                          const KeysMemory<head>& memory, int consumer) {
     using Memory = KeysMemory<head>;
     constexpr int block_n = Memory::tiling.block_n, columns = block_n / 8;
@@ -435,11 +451,11 @@ __device__ __forceinline__ void sum_keys(const AttentionBackward& args, float sc
             const uint32_t k = memory.k(held.stage()), v = memory.v(held.stage());
             hopper::wait(memory.of_held().full(held.stage()), held.parity());
             int previous = -1, query;  // the stage of the tile before
+            uint32_t p_weights[columns / 2][4], ds_weights[columns / 2][4];
             do {
                 hopper::wait(memory.of_stages().full(ring.stage()), ring.parity());
-                query = queries[ring.stage()];
+                query = memory.read_query(ring.stage());
                 float p[columns][4], ds[columns][4];
-                uint32_t p_weights[columns / 2][4], ds_weights[columns / 2][4];
                 hopper::begin_products();
                 add_scores<head, block_n>(p, k, consumer * 64, memory.q(ring.stage()));
                 hopper::end_products();
@@ -450,7 +466,11 @@ __device__ __forceinline__ void sum_keys(const AttentionBackward& args, float sc
                 hopper::settle(p);
                 hopper::settle(dk[0]);
                 hopper::settle(dv[0]);
-                if (beside && previous >= 0) give_back(memory.of_stages().empty(previous));
+                if (beside && previous >= 0) {
+                    hopper::settle(p_weights);
+                    hopper::settle(ds_weights);
+                    give_back(memory.of_stages().empty(previous));
+                }
                 if constexpr (!dp_later) {
                     hopper::wait_for_products<0>();
                     hopper::settle(ds);
@@ -494,6 +514,8 @@ __device__ __forceinline__ void sum_keys(const AttentionBackward& args, float sc
                     hopper::wait_for_products<0>();
                     hopper::settle(dk[0]);
                     hopper::settle(dv[0]);
+                    hopper::settle(p_weights);
+                    hopper::settle(ds_weights);
                     give_back(memory.of_stages().empty(ring.stage()));
                 }
                 previous = ring.stage();
@@ -503,13 +525,17 @@ __device__ __forceinline__ void sum_keys(const AttentionBackward& args, float sc
                 hopper::wait_for_products<0>();
                 hopper::settle(dk[0]);
                 hopper::settle(dv[0]);
+                hopper::settle(p_weights);
+                hopper::settle(ds_weights);
                 give_back(memory.of_stages().empty(previous));
             }
             give_back(memory.of_held().empty(held.stage()));
             held.advance();
         }
-        store_key_gradients<head>(args, block.b, block.h_kv, warp_row, block.end_row, lane_index(),
-                                  dk, dv);
+        // warp_row once more: it would be held throughout the loop.
+        const int row = block.first_row + consumer * 64 + thread_index() / warp_size * 16;
+        store_key_gradients<head>(args, block.b, block.h_kv, row, block.end_row, lane_index(), dk,
+                                  dv);
     }
 }
 
@@ -527,16 +553,13 @@ __global__ void __launch_bounds__(hopper_threads, 1)
         hopper::publish_barriers();
     }
     __syncthreads();
-    auto* const queries =
-        reinterpret_cast<int*>(memory + (shared.begin - shared_address(memory)) + Memory::queries);
     const int group = static_cast<int>(threadIdx.x) / threads;
     if (group == 0) {
         hopper::give_registers<producer_registers>();
-        if (warp_index() == 0)
-            load_queries<head>(maps, args.shape, all_stats, queries, scheduler, shared);
+        if (warp_index() == 0) load_queries<head>(maps, args.shape, all_stats, scheduler, shared);
     } else {
         hopper::take_registers<consumer_registers>();
-        sum_keys<head, capped>(args, scale, cap, queries, scheduler, shared, group - 1);
+        sum_keys<head, capped>(args, scale, cap, scheduler, shared, group - 1);
     }
 }
 

@@ -203,6 +203,7 @@ __device__ __forceinline__ void attend(const AttentionForward& args, float scale
         hopper::end_products();
         hopper::wait_for_products<0>();
         hopper::settle(out);
+        hopper::settle(weights);
         give_back(memory.of_v().empty(values.stage()));
         values.advance();
 
