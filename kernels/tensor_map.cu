@@ -10,7 +10,8 @@ namespace train_gpt::cuda {
 namespace {
 
 constexpr size_t most_dimensions = 5;
-constexpr int64_t element_bytes = 2, stride_limit = int64_t{1} << 40;
+constexpr int64_t stride_limit = int64_t{1} << 40;
+constexpr int box_row_bytes = 128;
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
@@ -42,20 +43,23 @@ std::optional<CUtensorMap> tensor_map(const TensorMapArgs& args) {
     for (size_t i = 0; i < rank; ++i) {
         if (args.extents[i] < 1) return std::nullopt;
         extents[i] = static_cast<cuuint64_t>(args.extents[i]);
-        box[i] = i == 0 ? 64u : i == 1 ? static_cast<cuuint32_t>(args.box_rows) : 1u;
+        box[i] = static_cast<cuuint32_t>(i == 0   ? box_row_bytes / args.element_bytes
+                                         : i == 1 ? args.box_rows
+                                                  : 1);
         steps[i] = 1;
         if (i + 1 == rank) continue;
         // A stride of a dimension of one element is never used.
-        const int64_t bytes = args.extents[i + 1] == 1 ? 16 : args.strides[i] * element_bytes;
+        const int64_t bytes = args.extents[i + 1] == 1 ? 16 : args.strides[i] * args.element_bytes;
         if (bytes <= 0 || bytes % 16 != 0 || bytes >= stride_limit) return std::nullopt;
         strides[i] = static_cast<cuuint64_t>(bytes);
     }
     CUtensorMap map;
-    const CUresult status =
-        encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(rank),
-                  const_cast<void*>(args.data), extents.data(), strides.data(), box.data(),
-                  steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult status = encoder()(
+        &map,
+        args.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        static_cast<cuuint32_t>(rank), const_cast<void*>(args.data), extents.data(), strides.data(),
+        box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) return std::nullopt;
     return map;
 }

@@ -283,6 +283,31 @@ __device__ __forceinline__ void multiply(float (&sums)[n][4], const uint32_t (&l
             : "memory");
 }
 
+/// sums += left · rightᵀ of codes of fp8, codes_of_product deep; without `add`, sums are only
+/// written. left: e4m3, or e5m2; right: e4m3. Both are descriptors that along_rows() gives: two codes
+/// lie where an element of bf16 would lie.
+constexpr int codes_of_product = 32;
+template <bool left_is_e5m2>
+__device__ __forceinline__ void multiply_codes(float (&sums)[16][4], uint64_t left, uint64_t right,
+                                               bool add = true) {
+    if constexpr (left_is_e5m2)
+        asm volatile(
+            "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3 " TRAIN_GPT_SUMS_128
+            "%64, %65, add, 1, 1;\n}"
+            : TRAIN_GPT_16(0)
+            : "l"(left), "l"(right), "r"(int{add})
+            : "memory");
+    else
+        asm volatile(
+            "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " TRAIN_GPT_SUMS_128
+            "%64, %65, add, 1, 1;\n}"
+            : TRAIN_GPT_16(0)
+            : "l"(left), "l"(right), "r"(int{add})
+            : "memory");
+}
+
 #undef TRAIN_GPT_1
 #undef TRAIN_GPT_4
 #undef TRAIN_GPT_8

@@ -10,6 +10,8 @@
 #include "kernels/attention/tile.cuh"
 #include "kernels/experts/group_tiles.cuh"
 #include "kernels/experts/grouped_fp8.h"
+#include "kernels/experts/grouped_fp8_rows.h"
+#include "kernels/experts/grouped_ways.h"
 #include "kernels/fp8_math.h"
 
 namespace train_gpt::cuda {
@@ -233,13 +235,36 @@ struct Product {
 };
 
 template <class Left, class Out>
-void launch(Stream& stream, const Product& p, const RowsArgs<Out>& args) {
+void launch(Stream& stream, const Fp8Rows& rows) {
     auto* const kernel = fp8_rows_kernel<Left, Out>;
+    const RowsArgs<Out> args{.out = static_cast<Out*>(rows.out.data),
+                             .in = static_cast<const uint8_t*>(rows.in.data),
+                             .w = rows.w,
+                             .bias = static_cast<const Out*>(rows.bias.data),
+                             .in_inverse = rows.in_inverse,
+                             .w_inverse = rows.w_inverse,
+                             .offsets = static_cast<const int32_t*>(rows.offsets.data),
+                             .row_token = static_cast<const int32_t*>(rows.row_token.data),
+                             .w_expert = rows.w_expert,
+                             .w_row = rows.w_row,
+                             .E = static_cast<int>(rows.experts()),
+                             .n = static_cast<int>(rows.n()),
+                             .k = static_cast<int>(rows.k())};
     const int64_t tile_count =
-        experts::most_row_tiles(p.out.rows(), args.E, edge) * ceil_div<int64_t>(args.n, edge);
+        experts::most_row_tiles(rows.out.rows(), args.E, edge) * ceil_div<int64_t>(args.n, edge);
     kernel<<<grid_for(stream, kernel, tile_count), threads, shared_bytes, stream_of(stream)>>>(
         args);
     CUDA_CHECK_LAUNCH();
+}
+
+void mma_fp8_rows(Stream& stream, const Fp8Rows& rows) {
+    with_element_type(rows.out.dtype, [&](auto type) {
+        using Out = decltype(type);
+        if (rows.format == Fp8Format::e4m3)
+            launch<E4M3, Out>(stream, rows);
+        else
+            launch<E5M2, Out>(stream, rows);
+    });
 }
 
 void multiply(Stream& stream, const Product& p) {
@@ -270,27 +295,31 @@ void multiply(Stream& stream, const Product& p) {
                                       .format = Fp8Format::e4m3,
                                       .scaling = p.scales.w});
     }
-    with_element_type(p.out.dtype, [&](auto type) {
-        using Out = decltype(type);
-        const RowsArgs<Out> args{
-            .out = static_cast<Out*>(p.out.data),
-            .in = scratch.rows,
-            .w = static_cast<const uint8_t*>((p.by_inputs ? w.transposed : w.codes).data),
-            .bias = static_cast<const Out*>(p.bias.data),
-            .in_inverse = scratch.inverses,
-            .w_inverse = w.inverse,
-            .offsets = static_cast<const int32_t*>(p.offsets.data),
-            .row_token = static_cast<const int32_t*>(p.row_token.data),
-            .w_expert = p.by_inputs ? k : n * k,
-            .w_row = p.by_inputs ? E * k : k,
-            .E = static_cast<int>(E),
-            .n = static_cast<int>(n),
-            .k = static_cast<int>(k)};
-        if (p.format == Fp8Format::e4m3)
-            launch<E4M3, Out>(stream, p, args);
-        else
-            launch<E5M2, Out>(stream, p, args);
-    });
+    const Fp8Rows rows{
+        .out = p.out,
+        .bias = p.bias,
+        .in = Tensor(scratch.rows, DType::uint8, {p.in.rows(), k}),
+        .offsets = p.offsets,
+        .row_token = p.row_token,
+        .format = p.format,
+        .w = static_cast<const uint8_t*>((p.by_inputs ? w.transposed : w.codes).data),
+        .in_inverse = scratch.inverses,
+        .w_inverse = w.inverse,
+        .w_expert = p.by_inputs ? k : n * k,
+        .w_row = p.by_inputs ? E * k : k};
+    const char* const product = p.by_inputs   ? "fp8_backward_input"
+                                : p.row_token ? "fp8_gathering"
+                                              : "fp8_forward";
+    stream.queue->kept<GroupedWays>().run(
+        stream,
+        concat(product, " E=", E, ",R=", p.out.rows(), ",N=", p.by_inputs ? k : n,
+               ",K=", p.by_inputs ? n : k),
+        true, edge, [&](GroupedWay way) {
+            if (way != GroupedWay::mma)
+                return way == GroupedWay::wgmma_128 && wgmma_fp8_rows(stream, rows);
+            mma_fp8_rows(stream, rows);
+            return true;
+        });
 }
 
 }  // namespace

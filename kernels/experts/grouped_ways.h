@@ -1,4 +1,5 @@
-// Which of the tensor cores' kernels computes a grouped product of bf16: grouped_tile.h has them.
+// Which of the tensor cores' kernels computes a grouped product of bf16 or fp8: grouped_tile.h and
+// grouped_fp8_rows.h have them.
 #pragma once
 #include <cstdint>
 #include <functional>

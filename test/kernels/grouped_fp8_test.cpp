@@ -16,7 +16,18 @@ using namespace train_gpt;
 
 namespace {
 
-using linear_problem::for_each_product;
+/// All ways to multiply matrices; on a GPU, all kernels for experts.
+void for_each_product(const std::function<void(const KernelSettings&)>& check) {
+    using Grouped = KernelSettings::Grouped;
+    if (!test_device().is_cuda()) return linear_problem::for_each_product(check);
+    for (const Grouped grouped : {Grouped::own, Grouped::wgmma}) {
+        if (grouped == Grouped::wgmma && !has_wgmma(test_device())) continue;
+        INFO((grouped == Grouped::own ? "mma" : "wgmma"));
+        // Blocks that stay on the GPU then process several tiles.
+        const int blocks = static_cast<int>(random_int(1, 4));
+        check({.grouped = grouped, .reserved_sms = multiprocessors(test_device()) - blocks});
+    }
+}
 
 /// A matrix as the products see it: the numbers of its codes over its scale.
 Values rounded(const Values& x, Fp8Format format, float scale) {
@@ -53,8 +64,8 @@ struct Layer {
           E(random_int(1, 5)),
           R(0),
           more(random_int(0, 40)),
-          N(16 * random_int(1, device_is_simulated() ? 9 : 20)),
-          K(16 * random_int(1, device_is_simulated() ? 9 : 20)),
+          N(16 * random_int(1, 20)),
+          K(16 * random_int(1, 20)),
           gathers(random_int(0, 1) == 1),
           given(random_int(0, 1) == 1),
           offsets(random_offsets()),
@@ -162,7 +173,7 @@ struct Layer {
 
 void for_each_layer(const std::function<void(const Layer&, const KernelSettings&)>& check) {
     for (const DType dtype : {DType::fp32, DType::bf16})
-        for (int i = 0; i < (device_is_simulated() ? 2 : 6); ++i) {
+        for (int i = 0; i < (device_is_simulated() ? 3 : 6); ++i) {
             const Layer layer(dtype);
             CAPTURE(name_of(dtype), layer.E, layer.R, layer.more, layer.N, layer.K, layer.gathers,
                     layer.given);
