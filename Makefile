@@ -397,8 +397,8 @@ format: | has-clang-format
 LINTED := $(addprefix lint/,train_gpt.cu $(SOURCES) $(TEST_SOURCES) test/compare.cpp)
 LINTED_CUDA := $(addprefix lint/,$(CUDA_SOURCES))
 LINTED_PTX := $(if $(filter 1,$(HAVE_CUDA)),$(if $(GPUSIM),$(addprefix lint-registers/,$(filter-out $(HOST_CUDA_SOURCES),$(CUDA_SOURCES)))))
-.PHONY: $(LINTED) $(LINTED_CUDA) $(LINTED_PTX) lint-layers lint-scripts lint-registers
-lint: $(LINTED) $(LINTED_CUDA) lint-layers lint-scripts lint-registers
+.PHONY: $(LINTED) $(LINTED_CUDA) $(LINTED_PTX) lint-layers lint-scripts lint-registers lint-hopper
+lint: $(LINTED) $(LINTED_CUDA) lint-layers lint-scripts lint-registers lint-hopper
 lint-layers:
 	@scripts/check-layers.sh
 lint-scripts:
@@ -424,8 +424,18 @@ lint-registers: $(LINTED_PTX)
 $(LINTED_PTX): lint-registers/%: %
 	@echo "lint registers of $<"
 	@mkdir -p $(B)/ptx/$(@D)
-	@$(NVCC) $(filter-out -gencode arch=%,$(NVCC_FLAGS)) -arch=compute_90 $(DEFINES) $(CPPFLAGS) -ptx -o $(B)/ptx/$@.ptx $<
+	@$(NVCC) $(filter-out -gencode arch=%,$(NVCC_FLAGS)) $(DEFINES) $(CPPFLAGS) -ptx -o $(B)/ptx/$@.ptx $< \
+	    $(if $(filter $(O)/$<.o,$(SM90A_OBJECTS)),-arch=compute_90a -DTRAIN_GPT_SM90A,-arch=compute_90)
 	@python3 $(GPUSIM)/tools/undefined_registers.py --same-predicate --allow 'cub::' $(B)/ptx/$@.ptx
+
+# Registers, spills and shared memory of the kernels for sm_90a, and whether their products are awaited.
+lint-hopper:
+ifeq ($(HAVE_CUDA),1)
+	@echo 'lint kernels for sm_90a'
+	@scripts/kernel_report.py --hopper --nvcc $(NVCC) > /dev/null
+else
+	@echo 'skipped: kernels for sm_90a, without nvcc'
+endif
 
 has-clang-format has-clang-tidy: has-%:
 	@command -v $* > /dev/null || { echo 'error: there is no $*; on Debian and Ubuntu: apt-get install $*' >&2; exit 1; }

@@ -25,6 +25,8 @@ import tempfile
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
+from wgmma_registers import early_uses, sass_of
+
 os.environ.setdefault("GPUSIM_MEM", "8G")
 parser = argparse.ArgumentParser(description=__doc__,
                                  formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -155,13 +157,11 @@ KNOWN_SPILLS = {
     "relu_squared: relu_squared_elements<bf16, true>": 16,
     "tile_backward: backward_keys_kernel<64, false>": 40,
     "tile_backward: backward_keys_kernel<64, true>": 52,
-    # Once for each tile of keys, outside of its loop.
-    "wgmma_backward: backward_keys_kernel<128, false>": 8,
 }
 
 # The kernels for sm_90a, and what a Hopper GPU can do (H200; H100 has 3.35 TB/s of memory).
 WGMMA_SOURCES = ["kernels/attention/wgmma_forward.cu", "kernels/attention/wgmma_backward.cu",
-                 "kernels/experts/grouped_wgmma.cu"]
+                 "kernels/experts/grouped_wgmma.cu", "kernels/experts/grouped_fp8_wgmma.cu"]
 SMS, FLOPS, MEMORY_RATE, SHARED_RATE = 132, 989e12, 4.8e12, 33e12
 EXPONENTIALS = 16 * SMS * FLOPS / (4096 * SMS)  # 16 in each clock of a multiprocessor, per second
 # What share of the time that the busiest unit needs we expect to be the time of a kernel.
@@ -200,12 +200,14 @@ def compile_to(cubin, source, architecture):
     return run.stderr
 
 
-def resources_of(architecture, source):
+def resources_of(architecture, source, look_at=None):
     """{kernel: (registers, bytes of local memory that are spilled and read back or, if none are, of
     arrays in it, static shared bytes)}, and what ptxas said."""
     found = {}
     with tempfile.NamedTemporaryFile(suffix=".cubin") as out:
         log = compile_to(out.name, source, architecture)
+        if look_at:
+            look_at(out.name)
     for entry in re.split(r"Compiling entry function ", log)[1:]:
         name = demangled(re.match(r"'(\S+)'", entry).group(1))
         registers = int(re.search(r"Used (\d+) registers", entry).group(1))
@@ -231,27 +233,29 @@ def resources():
 
 class Tile:
     """What a kernel does for a tile: FLOPs, bytes of shared memory that wgmma reads and copies
-    write, exponentials. wgmma reads 64 × 16 elements of a left operand, unless it is in registers,
-    and 16 columns of the right one, for each warpgroup."""
+    write, exponentials. wgmma reads 64 × 32 bytes of a left operand, unless it is in registers, and
+    32 bytes of each column of the right one, for each warpgroup."""
 
-    def __init__(self, kernel, size, shared_bytes, reason, key):
-        self.kernel, self.size, self.shared_bytes, self.reason = kernel, size, shared_bytes, reason
+    def __init__(self, kernel, size, shared_bytes, key, element_bytes=2):
+        self.kernel, self.size, self.shared_bytes = kernel, size, shared_bytes
         self.key = key  # of the prediction
+        self.element_bytes = element_bytes
         self.flops = self.traffic = self.exponentials = 0
 
     def product(self, rows, columns, depth, left_in_registers=False):
         self.flops += 2 * rows * columns * depth
-        left = 0 if left_in_registers else 64 * 16 * 2
-        self.traffic += rows // 64 * depth // 16 * (left + columns * 16 * 2)
+        left = 0 if left_in_registers else 64 * 32
+        self.traffic += rows // 64 * depth * self.element_bytes // 32 * (left + columns * 32)
         return self
 
     def copy(self, rows, columns):
-        self.traffic += 2 * rows * -(-columns // 64) * 64  # panels of 64 columns
+        self.traffic += rows * -(-columns * self.element_bytes // 128) * 128  # panels of 128 bytes
         return self
 
     def seconds(self):
         """Of each unit, if all multiprocessors compute such tiles."""
-        return [self.flops / FLOPS, self.traffic / SHARED_RATE, self.exponentials / EXPONENTIALS]
+        rate = FLOPS * 2 // self.element_bytes  # fp8 is multiplied twice as fast as bf16
+        return [self.flops / rate, self.traffic / SHARED_RATE, self.exponentials / EXPONENTIALS]
 
 
 def tilings_of(function):
@@ -268,17 +272,18 @@ def hopper_tiles():
     tiles = []
     for head, (block_n, stages, held) in tilings_of("hopper_forward_tiling").items():
         panels = -(-head // 64)
-        shared = (held * 128 + 2 * stages * block_n) * 128 * panels + 16 * (held + 2 * stages) + 1023
-        tile = Tile(f"`wgmma_forward`, D = {head}", f"128 × {block_n}, {stages} stages of keys and of "
-                    f"values, {held} of queries", shared, "", ("forward", head))
+        shared = ((held * 128 + 2 * stages * block_n) * 128 * panels + 16 * (held + 2 * stages) +
+                  1023)
+        tile = Tile(f"`wgmma_forward`, D = {head}", f"128 × {block_n}, {stages} stages of keys and "
+                    f"of values, {held} of queries", shared, ("forward", head))
         tile.product(128, block_n, head).product(128, head, block_n, True)
         tile.copy(2 * block_n, head).exponentials = 128 * block_n
         tiles.append(tile)
     for head, (block_n, stages, held) in tilings_of("hopper_queries_tiling").items():
         panels = -(-head // 64)
         shared = (held * 256 + 2 * stages * block_n) * 128 * panels + 16 * (held + stages) + 1023
-        tile = Tile(f"`wgmma_backward`, dq, D = {head}", f"128 × {block_n}, {stages} stages of keys "
-                    f"and values, {held} of queries and dout", shared, "", ("dq", head))
+        tile = Tile(f"`wgmma_backward`, dq, D = {head}", f"128 × {block_n}, {stages} stages of "
+                    f"keys and values, {held} of queries and dout", shared, ("dq", head))
         tile.product(128, block_n, head).product(128, block_n, head)
         tile.product(128, head, block_n, True)
         tile.copy(2 * block_n, head).exponentials = 128 * block_n
@@ -287,18 +292,23 @@ def hopper_tiles():
         panels = -(-head // 64)
         shared = ((held * 256 + 2 * stages * block_n) * 128 * panels + stages * 8 * block_n +
                   16 * (held + stages) + 4 * stages + 1023)
-        tile = Tile(f"`wgmma_backward`, dk and dv, D = {head}", f"128 × {block_n}, {stages} stages of "
-                    f"queries and dout, {held} of keys and values", shared, "", ("keys", head))
+        tile = Tile(f"`wgmma_backward`, dk and dv, D = {head}",
+                    f"128 × {block_n}, {stages} stages of queries and dout, {held} of keys and "
+                    "values", shared, ("keys", head))
         tile.product(128, block_n, head).product(128, block_n, head)
         tile.product(128, head, block_n, True).product(128, head, block_n, True)
         tile.copy(2 * block_n, head).exponentials = 128 * block_n
         tiles.append(tile)
     for block_n, stages in ((128, 6), (256, 4)):
         shared = stages * (128 + block_n) * 128 + 16 * stages + 1023 + 4 * 513
-        tile = Tile(f"`grouped_wgmma`, 128 × {block_n}", f"slices of 64, {stages} stages", shared, "",
+        tile = Tile(f"`grouped_wgmma`, 128 × {block_n}", f"slices of 64, {stages} stages", shared,
                     ("grouped", block_n))
         tile.product(128, block_n, 64).copy(128 + block_n, 64)
         tiles.append(tile)
+        if block_n == 128:
+            fp8 = Tile("`grouped_fp8_wgmma`, 128 × 128", f"slices of 128 codes, {stages} stages",
+                       shared, ("fp8", block_n), 1)
+            tiles.append(fp8.product(128, block_n, 128).copy(128 + block_n, 128))
     return tiles
 
 
@@ -339,20 +349,24 @@ def print_predictions(tiles):
             print(f"| {name}, B = {batch}, T = {length} | {title} | {count * tile.flops / 1e9:.0f} "
                   f"| {busiest} | {ms * EXPECTED:.3f} | {ms:.2f} |")
     for name, (rows, count_experts, n, k) in GROUPED_SHAPES.items():
-        for block_n in (128, 256):
-            tile = by_key["grouped", block_n]
+        for kind, block_n in (("grouped", 128), ("grouped", 256), ("fp8", 128)):
+            tile = by_key[kind, block_n]
             # Half a tile of each expert's rows is empty on average.
             row_tiles = rows / 128 + count_experts / 2
-            count = row_tiles * -(-n // block_n) * -(-k // 64)
-            moved = 2 * (rows * (n + k) + count_experts * n * k)
+            count = row_tiles * -(-n // block_n) * -(-k * tile.element_bytes // 128)
+            # Operands, and the result in bf16.
+            moved = tile.element_bytes * (rows * k + count_experts * n * k) + 2 * rows * n
             ms, busiest = predicted([count * s for s in tile.seconds()], moved)
-            print(f"| {name}, {rows} rows, {count_experts} experts | forward, 128 × {block_n} "
-                  f"| {count * tile.flops / 1e9:.0f} | {busiest} | {ms * EXPECTED:.3f} | {ms:.2f} |")
+            title = "forward in fp8" if kind == "fp8" else "forward"
+            print(f"| {name}, {rows} rows, {count_experts} experts | {title}, 128 × {block_n} "
+                  f"| {count * tile.flops / 1e9:.0f} | {busiest} | {ms * EXPECTED:.3f} "
+                  f"| {ms:.2f} |")
     print()
 
 
-def check_hopper(found, warnings):
-    """Ends the program where ptxas did not do what the table of tiles says."""
+def check_hopper(found, warnings, early):
+    """Ends the program where ptxas did not do what the table of tiles says. early: instructions
+    that do not wait for products (wgmma_registers.py)."""
     wrong = [f"{name} has {registers} registers at its start, not 168"
              for name, (registers, _, _) in found.items() if registers != 168]
     wrong += [f"{name} spills {spills} bytes" for name, (_, spills, _) in found.items()
@@ -360,34 +374,43 @@ def check_hopper(found, warnings):
     wrong += [f"{tile.kernel} needs {tile.shared_bytes} bytes of shared memory"
               for tile in hopper_tiles() if tile.shared_bytes > 227 << 10]
     wrong += [f"ptxas says: {warning}" for warning in warnings]
+    wrong += [f"{name}: {use}\n    does not wait for\n    {product}"
+              for name, product, use in early]
     if wrong:
         raise SystemExit("\n".join(wrong))
 
 
 def hopper_report():
-    found, warnings = {}, []
+    found, warnings, early = {}, [], []
+
+    def look_at(cubin):
+        for name, sass in sass_of(cubin).items():
+            early.extend((demangled(name), *pair) for pair in early_uses(sass)[0])
+
     for source in WGMMA_SOURCES:
-        more, log = resources_of("90a", source)
+        more, log = resources_of("90a", source, look_at if shutil.which("nvdisasm") else None)
         found |= more
         # wgmma that is waited for at once, and registers that are not given.
         warnings += re.findall(r"\(C7\d+\).*", log)
-    check_hopper(found, warnings)
+    check_hopper(found, warnings, early)
     registers = {
         source: re.search(r"producer_registers = (\d+), consumer_registers = (\d+)",
                           open(source, encoding="utf-8").read()).groups()
-        for source in ("kernels/attention/wgmma_tile.cuh", "kernels/experts/grouped_wgmma.cu")}
+        for source in ("kernels/attention/wgmma_tile.cuh", "kernels/experts/wgmma_stages.cuh")}
     tiles = hopper_tiles()
     print("\n## Kernels for sm_90a\n")
     paragraph(f"""Attention and grouped products with wgmma have {len(found)} kernels of 384
         threads: a warpgroup that loads and two that multiply 64 rows each. They begin with 168
         registers a thread; the first then keeps {' or '.join(r[0] for r in registers.values())}
         (attention, grouped products), and the others have
-        {' or '.join(r[1] for r in registers.values())}. None spills in a loop; ptxas delays no
-        product for want of registers. Their shared memory is dynamic. Below, the FLOPs and bytes
-        of a tile (a slice of 64 of grouped products): bytes of shared memory are those that wgmma
-        reads, for each of the two warpgroups, and that copies write. The times are those of a
-        multiprocessor's part of the machine: {FLOPS / 1e12:.0f} TFLOP/s, {SHARED_RATE / 1e12:.0f}
-        TB/s of shared memory, 16 exponentials a clock. **Calculated, not measured.**""")
+        {' or '.join(r[1] for r in registers.values())}. None spills; ptxas delays no product for
+        want of registers, and no instruction touches the registers of a product before it has been
+        awaited (`scripts/wgmma_registers.py`). Their shared memory is dynamic. Below, the FLOPs and
+        bytes of a tile (a slice of 64 of grouped products): bytes of shared memory are those that
+        wgmma reads, for each of the two warpgroups, and that copies write. The times are those of a
+        multiprocessor's part of the machine: {FLOPS / 1e12:.0f} TFLOP/s, in fp8 twice as many,
+        {SHARED_RATE / 1e12:.0f} TB/s of shared memory, 16 exponentials a clock. **Calculated, not
+        measured.**""")
     print("| kernel | tile | shared memory, B | MFLOPs | KiB of shared memory traffic "
           "| µs: products | shared memory | exponentials |")
     print("|---|---|---|---|---|---|---|---|")
@@ -407,7 +430,8 @@ def hopper_report():
         held tile lets the next tile's copies start while one is in use. Heads of 96 take the room
         of 128. A forward pass of D = 64 has as many exponentials as it has time for: 1024 clocks of
         each for 128 × 128 scores. Grouped products of 128 × 128 read more than they multiply, those
-        of 128 × 256 as much.""")
+        of 128 × 256 as much. In fp8 a slice has as many bytes and twice as many products, which
+        take as long; but its sums are added in fp32, and registers hold both for 128 × 128 alone.""")
     paragraph(f"""Predicted times of a pass over a causal layer: the time of the busiest unit,
         divided by {EXPECTED}, on an H200 (memory {MEMORY_RATE / 1e12} TB/s). Tiles above the
         diagonal are not visited; tiles on it are computed whole. **Predicted, not measured.**""")
@@ -419,8 +443,8 @@ def hopper_report():
         waits at `WARPGROUP.DEPBAR` beside an idle tensor pipe mean that the two consumers do not
         alternate (the turns of the forward pass). 3. Bank conflicts
         (`l1tex__data_bank_conflicts_pipe_lsu`): none are expected, since operands never pass
-        through registers; stores of results write sectors of 32 bytes. 4. Local memory: none
-        in loops. 5. The blocks' ends: with few tiles a block's last tiles decide
+        through registers; stores of results write sectors of 32 bytes. 4. Local memory: none.
+        5. The blocks' ends: with few tiles a block's last tiles decide
         (`sm__cycles_active`, smallest against largest). 6. For D = 64, the share of the
         special-function units: if it is above 80 %, some exponentials are to be computed by
         polynomials.""")
@@ -429,13 +453,6 @@ def hopper_report():
 def together(values):
     """One number, or one per architecture where they differ."""
     return str(values[0]) if len(set(values)) == 1 else " / ".join(map(str, values))
-
-
-def sass_of(cubin):
-    """{mangled name of a function: its SASS}"""
-    sass = subprocess.run(["nvdisasm", "-c", cubin], capture_output=True, text=True,
-                          check=True).stdout
-    return {text.split(":", 1)[0].strip(): text for text in sass.split("\n.text.")[1:]}
 
 
 def loops_of(sass):
