@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include <cuda_runtime.h>
 
@@ -11,6 +12,7 @@ namespace {
 
 constexpr size_t most_dimensions = 5;
 constexpr int64_t stride_limit = int64_t{1} << 40;
+constexpr int64_t largest_extent = std::numeric_limits<int32_t>::max();  // of a box's coordinates
 constexpr int box_row_bytes = 128;
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
@@ -41,7 +43,7 @@ std::optional<CUtensorMap> tensor_map(const TensorMapArgs& args) {
     std::array<cuuint32_t, most_dimensions> box{}, steps{};
     if (reinterpret_cast<uintptr_t>(args.data) % 16 != 0 || !encoder()) return std::nullopt;
     for (size_t i = 0; i < rank; ++i) {
-        if (args.extents[i] < 1) return std::nullopt;
+        if (args.extents[i] < 1 || args.extents[i] > largest_extent) return std::nullopt;
         extents[i] = static_cast<cuuint64_t>(args.extents[i]);
         box[i] = static_cast<cuuint32_t>(i == 0   ? box_row_bytes / args.element_bytes
                                          : i == 1 ? args.box_rows

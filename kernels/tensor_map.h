@@ -22,7 +22,8 @@ struct TensorMapArgs {
 };
 
 /// Nothing where a map cannot be made: the driver has no tensor maps, the address or a stride is no
-/// multiple of 16 bytes, a stride is 2⁴⁰ bytes or more or negative, or an extent is 0.
+/// multiple of 16 bytes, a stride is 2⁴⁰ bytes or more or negative, or an extent is 0 or more than
+/// a coordinate of 32 bits can be.
 std::optional<CUtensorMap> tensor_map(const TensorMapArgs& args);
 
 /// Of a view's heads: dimensions d, t, h, b.

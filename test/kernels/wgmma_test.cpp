@@ -123,6 +123,7 @@ TEST_CASE("tensor maps are made of what the copy engine can read, and of nothing
     CHECK_FALSE(made(0, 64, -64));
     CHECK_FALSE(made(0, 64, 0));
     CHECK_FALSE(made(0, 0, 64));
+    CHECK_FALSE(made(0, int64_t{1} << 31, 64));  // coordinates have 32 bits
     // A stride that is never used may be anything.
     CHECK(cuda::tensor_map({memory.data(), {64, 8, 1}, {64, 5}, 64}));
     CHECK(cuda::tensor_map(HeadsView{memory.data(), 3, 64, 7}, 1, 16, 1, 64, 128));
