@@ -41,8 +41,8 @@ struct KernelSettings {
     bool tf32 = false;
     // Some products are in fp8, which need scratch memory for rounded operands.
     bool fp8 = false;
-    // Products of experts in bf16 on a GPU; own: our kernels for any GPU; wgmma: those for sm_90a,
-    // where they can run; automatic: with autotune the fastest, else as own.
+    // Products of experts in bf16 or fp8 on a GPU; own: our kernels for any GPU; wgmma: those for
+    // sm_90a, where they can run; automatic: with autotune the fastest, else as own.
     Grouped grouped = Grouped::automatic;
     // Multiprocessors of a GPU that a matrix product leaves to kernels of other streams.
     int reserved_sms = 0;

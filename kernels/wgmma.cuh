@@ -284,8 +284,8 @@ __device__ __forceinline__ void multiply(float (&sums)[n][4], const uint32_t (&l
 }
 
 /// sums += left · rightᵀ of codes of fp8, codes_of_product deep; without `add`, sums are only
-/// written. left: e4m3, or e5m2; right: e4m3. Both are descriptors that along_rows() gives: two codes
-/// lie where an element of bf16 would lie.
+/// written. left: e4m3, or e5m2; right: e4m3. Both are descriptors that along_rows() gives: two
+/// codes lie where an element of bf16 would lie.
 constexpr int codes_of_product = 32;
 template <bool left_is_e5m2>
 __device__ __forceinline__ void multiply_codes(float (&sums)[16][4], uint64_t left, uint64_t right,

@@ -431,7 +431,8 @@ def hopper_report():
         of 128. A forward pass of D = 64 has as many exponentials as it has time for: 1024 clocks of
         each for 128 × 128 scores. Grouped products of 128 × 128 read more than they multiply, those
         of 128 × 256 as much. In fp8 a slice has as many bytes and twice as many products, which
-        take as long; but its sums are added in fp32, and registers hold both for 128 × 128 alone.""")
+        take as long; but its sums are added in fp32, and registers hold both for 128 × 128
+        alone.""")
     paragraph(f"""Predicted times of a pass over a causal layer: the time of the busiest unit,
         divided by {EXPECTED}, on an H200 (memory {MEMORY_RATE / 1e12} TB/s). Tiles above the
         diagonal are not visited; tiles on it are computed whole. **Predicted, not measured.**""")

@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(threads, 2) fp8_rows_kernel(RowsArgs<Out> a) {
         for (int slice = 0; slice < slices; ++slice) {
             asm volatile("cp.async.wait_group %0;" ::"n"(stages - 2) : "memory");
             __syncthreads();
-            // All warps have multiplied the slice before, whose stage the next copies may overwrite.
+            // All warps have multiplied the slice before, whose stage the next copies overwrite.
             if (slice + stages - 1 < slices) load(slice + stages - 1, shared + next * stage_bytes);
             asm volatile("cp.async.commit_group;" ::: "memory");
             const uint32_t base = shared + stage * stage_bytes;

@@ -9,9 +9,9 @@
 
 namespace train_gpt::cuda {
 
-/// out [R, n] = in [R, k]·w_eᵀ · *in_inverse · *w_inverse (+ bias_e), for the rows of the experts. out
-/// and bias: bf16 or fp32. in: codes of `format`, [rows, k]. w_e [n, k]: codes of e4m3 that begin at
-/// w + e · w_expert; its rows are w_row apart. n and k are multiples of fp8_multiple.
+/// out [R, n] = in [R, k]·w_eᵀ · *in_inverse · *w_inverse (+ bias_e), for the rows of the experts.
+/// out and bias: bf16 or fp32. in: codes of `format`, [rows, k]. w_e [n, k]: codes of e4m3 that
+/// begin at w + e · w_expert; its rows are w_row apart. n and k are multiples of fp8_multiple.
 struct Fp8Rows {
     Tensor out, bias;               // bias may be absent
     Tensor in, offsets, row_token;  // row_token may be absent
