@@ -187,7 +187,13 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     const RunShape shape = RunShape(config, data.spec(), decided.dtype, decided.recompute, ranks)
                                .with_offload(decided.offload);
     const Arena plan = plan_memory(shape, device, mesh.rank());
-    Arena arena = allocate(plan, shape);
+    together(world, [&] {
+        require_host_memory(plan, shape,
+                            memory_for_a_rank(device, mesh.layout(), world.local_size()),
+                            world.local_size());
+        return std::string();
+    });
+    Arena arena = allocate(plan, shape, world.local_size());
     Trainer trainer(shape, arena, mesh.rank());
     const Choices choices = choose_kernels(trainer, decided, world);
     const AttentionUse attention = attention_of_ranks(trainer.stream, world);

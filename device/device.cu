@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "device/architecture.h"
 #include "device/cublas_lt.h"
 #include "device/cuda.h"
 #include "device/cuda_queue.h"
@@ -153,6 +154,13 @@ int multiprocessors(const Device& device) {
     int count = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.index));
     return count;
+}
+
+int architecture(const Device& device) {
+    int major = 0, minor = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index));
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index));
+    return 10 * major + minor;
 }
 
 std::string driver_version() {

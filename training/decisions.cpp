@@ -8,6 +8,7 @@
 #include <omp.h>
 
 #include "base/error.h"
+#include "device/architecture.h"
 #include "kernels/choices.h"
 #include "kernels/linear/linear.h"
 #include "parallel/first_collectives.h"
@@ -88,6 +89,14 @@ double measured_link(const RunShape& shape, const Device& device, const Mesh& me
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
                  const Mesh& mesh, const std::string& choices_of) {
     const World& world = mesh.world();
+    together(world, [&]() -> std::string {
+        const bool is_here = device.is_cuda() && device.planned_architecture == 0;
+        if (const std::string problem = fp8_problem(
+                config, is_here ? device_name(device) : "the GPU", architecture(device));
+            !problem.empty())
+            throw Error(problem);
+        return "";
+    });
     Decisions decided;
     const std::string dtype = first_for_all(world, [&]() -> std::string {
         return name_of(resolve_dtype(config.precision.dtype, device));
@@ -109,27 +118,25 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     const auto available = [&] {
         return memory_for_a_rank(device, mesh.layout(), world.local_size());
     };
+    const Choices usable = choices_from_json(first_for_all(
+        world, [&] { return to_json(usable_choices(decided.kept, available(), shape, device)); }));
+    const RunShape open = with_kept(shape, usable);
     Speeds speeds;
-    const bool keeps = !first_for_all(world, [&]() -> std::string {
-                            return kept_fit(decided.kept, available(), shape, device) ? "yes" : "";
-                        }).empty();
-    if (!keeps && weighs_link(shape)) speeds.link = measured_link(shape, device, mesh);
-    if (!keeps) speeds = measured_here(speeds, available(), shape, device);
+    if (weighs_link(open)) speeds.link = measured_link(shape, device, mesh);
+    speeds = measured_here(speeds, available(), open, device);
     decided.link = speeds.link;
     decided.peak_flops = speeds.flops;
     decided.host_link = speeds.host;
     const Choices chosen = choices_from_json(first_for_all(world, [&] {
-        return to_json(choose_by_memory(decided.kept, available(), shape, device, speeds));
+        return to_json(choose_by_memory(usable, available(), shape, device, speeds));
     }));
     decided.micro_batch = chosen.micro_batch;
     decided.recompute = recompute_from(chosen.recompute);
     decided.zero = chosen.zero.value();
-    const std::string offload = first_for_all(world, [&]() -> std::string {
-        const Offload fit = offload_with(chosen, available(), shape, device, speeds);
-        return concat(fit.optimizer ? "optimizer" : "", fit.activations ? " activations" : "");
-    });
-    decided.offload = {.optimizer = offload.find("optimizer") != std::string::npos,
-                       .activations = offload.find("activations") != std::string::npos};
+    const auto offloads = [&](const char* word) {
+        return std::ranges::find(chosen.offload, word) != chosen.offload.end();
+    };
+    decided.offload = {.optimizer = offloads("optimizer"), .activations = offloads("activations")};
     const std::string saves = first_for_all(world, [&]() -> std::string {
         Config chosen_config = shape.config;
         chosen_config.batch.micro_batch = decided.micro_batch;
@@ -155,6 +162,7 @@ Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& 
                     .recompute = name_of(decided.recompute),
                     .zero = decided.zero,
                     .sums = decided.sums,
+                    .offload = is_cuda ? words_of(decided.offload) : std::vector<std::string>(),
                     .threads = products_depend_on_threads(stream) ? omp_get_max_threads() : 0,
                     .platform = platform,
                     .kernels = kernel_choices(stream)});

@@ -39,7 +39,8 @@ struct Decisions {
 /// they were before, if that is possible.
 Config with_kept_sums(Config config, const Choices& kept);
 
-/// Makes these decisions. All ranks call it. It does the mesh's first collectives
+/// Makes these decisions. All ranks call it. Throws Error where a rank's GPU cannot do what
+/// precision.fp8 asks for. It does the mesh's first collectives
 /// (parallel/first_collectives.h) before it looks how much memory is available. choices_of: a run
 /// or a checkpoint whose choices are taken instead of the run's own; empty: none.
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,

@@ -10,7 +10,6 @@
 #include "device/copy.h"
 #include "device/trace.h"
 #include "kernels/head_loss.h"
-#include "model/families/family.h"
 #include "parallel/pipeline/stage_layers.h"
 #include "training/evaluations/task_evaluation.h"
 
@@ -18,9 +17,9 @@ namespace train_gpt {
 
 namespace {
 
-std::vector<std::string> names_of_all(const DecoderSpec& spec) {
+std::vector<std::string> names_of_all(const RunShape& shape) {
     std::vector<std::string> names;
-    for (const Parameter& p : registry_of(spec).parameters) names.push_back(p.name);
+    for (const Parameter& p : whole_registry(shape)->parameters) names.push_back(p.name);
     return names;
 }
 
@@ -54,7 +53,7 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
       context(context_rank(shape.mesh, rank)),
       parameters(arena, registry.parameters, shape.dtype, ParameterStore::Use::training,
                  sharding_of(shape, rank), optimizer_slots(shape.config.optimizer.state_dtype),
-                 registry_of(shape.spec).parameters),
+                 whole_registry(shape)->parameters),
       routers(shape.spec, shape.config.micro_batches_per_step() * context.size(),
               shape.mesh.world() == 1, arena),
       fp8(fp8_options(shape.config), fp8_products(shape), registry.parameters, arena),
@@ -76,11 +75,11 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
       optimizer(parameters, arena,
                 {.sums = StepSums::count(static_cast<int>(shape.config.data.train.size())),
                  .skips_spikes = shape.config.optimizer.on_spike == OnSpike::skip,
-                 .names = model.ranks() > 1 ? names_of_all(shape.spec) : std::vector<std::string>(),
+                 .names = model.ranks() > 1 ? names_of_all(shape) : std::vector<std::string>(),
                  .contributions = contributions_of_step(shape),
                  .muon = muon_options(shape.config),
                  .routers = &routers}),
-      fingerprints(parameters, model.batch_shape(), arena, names_of_all(shape.spec),
+      fingerprints(parameters, model.batch_shape(), arena, names_of_all(shape),
                    shape.config.log.fingerprint_every > 0),
       feed(arena, model.batch_shape(), model.batches_in_use()),
       evaluation_batch(arena, model.batch_shape(),

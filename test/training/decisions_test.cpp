@@ -169,6 +169,7 @@ TEST_CASE("choices are the same after they were text, and damaged ones are named
                           .recompute = "block",
                           .zero = 2,
                           .sums = GradientSums::bf16,
+                          .offload = {"optimizer", "activations"},
                           .threads = 5,
                           .platform = "a GPU, 7 multiprocessors",
                           .kernels = "one line\nanother \"line\"\n"};
@@ -177,17 +178,22 @@ TEST_CASE("choices are the same after they were text, and damaged ones are named
     CHECK(read.recompute == choices.recompute);
     CHECK(read.zero == choices.zero);
     CHECK(read.sums == choices.sums);
+    CHECK(read.offload == choices.offload);
     CHECK(read.threads == 5);
     CHECK(read.platform == choices.platform);
     CHECK(read.kernels == choices.kernels);
     // As earlier versions wrote them.
     CHECK(choices_from_json(R"({"recompute": "none", "kernels": ["nt 1 2"]})").platform.empty());
     CHECK(!choices_from_json(R"({"recompute": "none", "kernels": ["nt 1 2"]})").zero);
+    CHECK(choices_from_json(R"({"recompute": "none", "kernels": ["nt 1 2"]})").offload.empty());
     for (const char* damaged :
          {"", "{", "[]", R"({"recompute": "none"})",
           R"({"recompute": "none", "kernels": [], "platform": 1})",
           R"({"recompute": "none", "kernels": [], "zero": 4})",
           R"({"recompute": "none", "kernels": [], "sums": "fp16"})",
+          R"({"recompute": "none", "kernels": [], "offload": "none"})",
+          R"({"recompute": "none", "kernels": [], "offload": []})",
+          R"({"recompute": "none", "kernels": [], "offload": ["auto"]})",
           R"({"recompute": "none", "kernels": [], "threads": -1})",
           R"({"recompute": "none", "kernels": [], "zero": "2"})",
           R"({"recompute": 1, "kernels": []})", R"({"recompute": "none", "kernels": [1]})"}) {
@@ -239,6 +245,18 @@ TEST_CASE("gradients are added exactly where that is possible, and as a run has 
     CHECK(sums_of(with_kept_sums(config({"batch.tokens_per_step=32768", "batch.micro_batch=1"}),
                                  of_four)) == GradientSums::fp32);
     CHECK(sums_of(with_kept_sums(config({}), {})) == GradientSums::exact);
+}
+
+TEST_CASE("a run in fp8 does not start on a GPU without it", "[fp8]") {
+    Config config;
+    config.precision.fp8 = Fp8Recipe::delayed;
+    const Mesh mesh;
+    try {
+        decide(config, {}, {.kind = Device::Kind::cuda, .planned_architecture = 86}, mesh);
+        FAIL("it began");
+    } catch (const Error& error) {
+        CHECK(contains(error.what(), "the GPU (sm_86) has no tensor cores for fp8"));
+    }
 }
 
 TEST_CASE("ranks of one machine share its memory") {

@@ -195,6 +195,144 @@ TEST_CASE("the state is offloaded rather than blocks computed twice, if the host
     CHECK(unknown.offload == Offload{});
 }
 
+TEST_CASE("an offload that is chosen has the stage of ZeRO that it has if it is given", "[plan]") {
+    const Config config =
+        load_config(find_config("llama3.2-1b").string(), {"tokenizer.path=", "parallel.zero=auto"});
+    int offloads = 0;
+    for (const int gib : {14, 18, 22, 26, static_cast<int>(random_int(12, 30))}) {
+        const PlanTarget with = gpu_elsewhere("h100", static_cast<uint64_t>(gib) << 30);
+        const RunShape shape = shape_of(config, 2);
+        const DeviceAndHost available = memory_for_a_rank(with, shape.mesh);
+        const Speeds speeds = planned_speeds(with, available, shape);
+        const Fit open = fit_into(available, shape, with.device, speeds),
+                  given =
+                      fit_into(available, shape.with_offload(open.offload), with.device, speeds);
+        CAPTURE(gib, words_of(open.offload)[0], open.zero, given.zero);
+        CHECK(open.zero == given.zero);
+        CHECK(open.micro_batch == given.micro_batch);
+        CHECK(open.recompute == given.recompute);
+        offloads += !(open.offload == Offload{});
+    }
+    CHECK(offloads > 0);
+}
+
+TEST_CASE("an offload that was chosen is kept, and one that was not is measured for", "[plan]") {
+    const Config config = config_with({"batch.micro_batch=0"});
+    const RunShape shape = shape_of(config);
+    const auto least = [&](const Offload& offload) {
+        return fit_into({0, plenty}, shape.with_offload(offload), elsewhere).memory;
+    };
+    const Offload none, activations{.activations = true}, optimizer{.optimizer = true};
+    // Anything that is offloaded fits, and nothing that is not.
+    const DeviceAndHost available{std::max(least(activations).device, least(optimizer).device),
+                                  plenty};
+    REQUIRE(available.device < least(none).device);
+    const Speeds speeds{.flops = 100e12, .host = 50e9};
+    const Choices fresh = choose_by_memory({}, available, shape, elsewhere, speeds);
+    REQUIRE(!fresh.offload.empty());
+    CHECK(fresh.offload != words_of(none));
+    for (const Offload& kept : {activations, optimizer}) {
+        Choices choices = fresh;
+        choices.recompute = "block", choices.micro_batch = 1;
+        choices.offload = words_of(kept);
+        const Choices usable = usable_choices(choices, available, shape, elsewhere);
+        CHECK(usable.offload == choices.offload);
+        // Nothing is left that speeds would decide.
+        CHECK(!weighs_host(available, with_kept(shape, usable), elsewhere));
+        const Choices chosen = choose_by_memory(choices, available, shape, elsewhere);
+        CHECK(chosen.offload == choices.offload);
+        CHECK(chosen.micro_batch == choices.micro_batch);
+        CHECK(chosen.recompute == choices.recompute);
+        // What is given counts.
+        CHECK(choose_by_memory(choices, available, shape.with_offload({true, true}), elsewhere)
+                  .offload == words_of({true, true}));
+    }
+    // Without a choice of it, as in older checkpoints and new runs, speeds decide.
+    Choices older = fresh;
+    older.offload = {};
+    for (const Choices& choices : {older, Choices{}}) {
+        const Choices usable = usable_choices(choices, available, shape, elsewhere);
+        CHECK(usable.micro_batch == choices.micro_batch);
+        CHECK(weighs_host(available, with_kept(shape, usable), elsewhere));
+    }
+    CHECK(choose_by_memory(older, available, shape, elsewhere, speeds).offload == fresh.offload);
+    // If it does not fit any more, the rest is kept.
+    const DeviceAndHost more{plenty, 0}, less{plenty, least(none).host};
+    Choices lost = fresh;
+    lost.offload = words_of(optimizer);
+    CHECK(usable_choices(lost, less, shape, elsewhere).micro_batch == fresh.micro_batch);
+    CHECK(usable_choices(lost, less, shape, elsewhere).offload.empty());
+    CHECK(choose_by_memory(lost, less, shape, elsewhere).offload == words_of(none));
+    CHECK(usable_choices(lost, more, shape, elsewhere).micro_batch == 0);
+}
+
+TEST_CASE("a host that has too little memory to pin is named before anything is pinned", "[plan]") {
+    const RunShape shape = shape_of(with_offload("optimizer")).with_micro_batch(1);
+    const Arena plan = plan_memory(shape.with_zero(1), elsewhere);
+    const uint64_t needed = plan.host_bytes();
+    const auto error_of = [&](const DeviceAndHost& available, int ranks) -> std::string {
+        try {
+            require_host_memory(plan, shape, available, ranks);
+            return "";
+        } catch (const Error& error) {
+            return error.what();
+        }
+    };
+    const int ranks = static_cast<int>(random_int(2, 8));
+    CHECK(error_of({plenty, needed}, ranks).empty());
+    CHECK(error_of({plenty, 0}, ranks).empty());  // nobody knows
+    const std::string alone = error_of({plenty, needed - 1}, 1),
+                      together = error_of({plenty, needed - 1}, ranks);
+    for (const std::string& error : {alone, together}) {
+        CAPTURE(error);
+        CHECK(contains(error, concat("pins ", format_bytes(needed), " of the host's memory")));
+        CHECK(contains(error, "it fits with --set memory.offload=none"));
+    }
+    CHECK(!contains(alone, "ranks on each host"));
+    CHECK(contains(together, concat("by each of the host's ", ranks, " ranks")));
+    CHECK(contains(together, concat("at most ", ranks - 1, " ranks on each host")));
+    // Without offloading, the GPU would be full.
+    const std::string no_way = error_of({plan.total_bytes(), needed - 1}, ranks);
+    CHECK(!contains(no_way, "it fits; "));
+}
+
+TEST_CASE("if the system refuses to pin memory, offloading less is advised", "[plan][cuda]") {
+    if (skip_without_gpus(1)) return;
+    const Device here{Device::Kind::cuda, 0};
+    const RunShape shape = shape_of(with_offload("optimizer")).with_micro_batch(1).with_zero(1);
+    Arena plan = Arena::counting(here);
+    plan.take(256, Purpose::workspaces);
+    plan.take(size_t{1} << 50, Purpose::offloaded);
+    try {
+        allocate(plan, shape, 2);
+        FAIL("a petabyte was pinned");
+    } catch (const Error& error) {
+        CAPTURE(error.what());
+        CHECK(contains(error.what(), "of pinned host memory"));
+        CHECK(contains(error.what(), "with --set memory.offload=none"));
+        CHECK(contains(error.what(), "fewer ranks on each host"));
+    }
+}
+
+TEST_CASE("fp8 is refused for a GPU without it, unless nobody knows the GPU", "[plan][fp8]") {
+    const Config config = config_with({"precision.fp8=delayed"});
+    for (const char* gpu : {"rtx3090", "a100-80", "a30"}) {
+        const PlanTarget target = gpu_elsewhere(gpu, 0);
+        try {
+            plan_report(config, target, 1);
+            FAIL(gpu);
+        } catch (const Error& error) {
+            CAPTURE(error.what());
+            CHECK(contains(error.what(), concat("but ", target.gpu, " (sm_8")));
+            CHECK(contains(error.what(), "set precision.fp8 to \"off\""));
+        }
+        CHECK(plan_report(config_with({}), target, 1).problem.empty());
+    }
+    for (const char* gpu : {"rtx4090", "l40s", "h100"})
+        CHECK(plan_report(config, gpu_elsewhere(gpu, 0), 1).problem.empty());
+    CHECK(plan_report(config, gpu_elsewhere("", uint64_t{24} << 30), 1).problem.empty());
+}
+
 TEST_CASE("each micro-batch must fit into the host's memory, not the fastest alone", "[plan]") {
     const Config config = config_with({"memory.offload=activations", "memory.recompute=block"});
     const auto needed = [&](int micro_batch) {
@@ -232,10 +370,17 @@ TEST_CASE("the table of presets in docs/running.md is what plan says", "[plan]")
                                 ? ""
                                 : cell.substr(first, cell.find_last_not_of(' ') + 1 - first));
         }
-        if (cells.size() < 8 || !(cells[2] == "RTX 4090" || cells[2] == "H100")) continue;
+        if (cells.size() < 8) continue;
+        int gpus = 1;
+        std::string gpu = cells[2];
+        if (const size_t times = gpu.find(" × "); times != gpu.npos) {
+            gpus = std::stoi(gpu);
+            gpu = gpu.substr(times + std::string(" × ").size());
+        }
+        if (!(gpu == "RTX 4090" || gpu == "H100")) continue;
         ++rows;
         const Config config = load_config(find_config(cells[1]).string(), {"tokenizer.path="});
-        const PlanReport report = plan_report(config, gpu_elsewhere(cells[2], 0), 1);
+        const PlanReport report = plan_report(config, gpu_elsewhere(gpu, 0), gpus);
         CAPTURE(line, report.text);
         CHECK(report.problem.empty());
         CHECK(contains(report.text, concat("batch.micro_batch = ", cells[3],
@@ -245,7 +390,7 @@ TEST_CASE("the table of presets in docs/running.md is what plan says", "[plan]")
         CHECK(contains(report.text, concat(": ", cells[6], " of ")));
         CHECK((cells[7].empty() || contains(report.text, concat("(", cells[7], " of the host's"))));
     }
-    CHECK(rows == 10);
+    CHECK(rows == 12);
 }
 
 #endif

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 
+#include "base/error.h"
 #include "parallel/pipeline/pipeline_simulation.h"
 #include "test/catch.h"
 #include "test/random.h"
@@ -230,6 +232,138 @@ TEST_CASE("a prediction follows what a step must do", "[plan][step_simulation]")
     CHECK(simulate(step_work(shape, cluster, {.fp8 = true})).seconds < one);
 }
 
+TEST_CASE("an update takes its bytes, and offloaded state comes and goes at the same time",
+          "[plan][step_simulation]") {
+    const Cluster cluster = find_cluster("h100-dgx");
+    const Efficiencies e = efficiencies_of(Software::own, cluster, false);
+    const struct {
+        const char *state, *dtype;
+        double moved, held;  // bytes of an element, where AdamW updates it
+    } kinds[] = {{"fp32", "bf16", 12 + 16 + 2, 4 + 8},
+                 {"bf16", "bf16", 12 + 8 + 2, 4 + 4},
+                 {"int8", "bf16", 12 + 4 + 16. / 256 + 2, 4 + 2 + 8. / 256},
+                 {"fp32", "fp32", 12 + 16, 8}};
+    for (const auto& kind : kinds) {
+        const int zero = static_cast<int>(random_int(1, 3)), ranks = 1 << random_int(0, 3);
+        Config config = small_config();
+        config.optimizer.state_dtype.parse(kind.state);
+        config.precision.dtype = resolve_dtype(kind.dtype, Device{});
+        config.parallel.zero = zero;
+        config.memory.offload = {"optimizer"};
+        const RunShape shape = shape_on(config, cluster, ranks);
+        const auto of_rank =
+            static_cast<double>(whole_registry(shape)->numel()) / static_cast<double>(ranks);
+        const RankWork work = step_work(shape, cluster).ranks[0];
+        CAPTURE(kind.state, kind.dtype, zero, ranks);
+        CHECK(work.optimizer ==
+              Approx(kind.moved * of_rank / (e.memory * cluster.memory_bandwidth)).epsilon(0.01));
+        CHECK(work.offload == Approx(kind.held * of_rank / cluster.host_link).epsilon(0.01));
+        const auto planned =
+            static_cast<double>(plan_memory(shape, Device{}, 0).bytes(Purpose::offloaded));
+        CHECK(work.offload == Approx(planned / cluster.host_link).epsilon(0.01));
+
+        const Prediction with = predict(shape, cluster),
+                         without = predict(shape.with_offload({}), cluster);
+        CHECK(with.offload == work.offload);
+        CHECK(with.optimizer == without.optimizer);
+        CHECK(without.offload == 0);
+        CHECK(with.shares.at("offloading") == Approx(work.offload / with.step_seconds));
+        CHECK(with.step_seconds - without.step_seconds == Approx(work.offload).epsilon(0.01));
+    }
+    // Of matrices Muon keeps one slot.
+    Config muon = small_config();
+    muon.optimizer.name = OptimizerName::muon;
+    muon.memory.offload = {"optimizer"};
+    const RunShape shape = shape_on(muon, cluster, 1);
+    const auto planned =
+        static_cast<double>(plan_memory(shape, Device{}, 0).bytes(Purpose::offloaded));
+    const RankWork work = step_work(shape, cluster).ranks[0];
+    CHECK(work.offload == Approx(planned / cluster.host_link).epsilon(0.01));
+    muon.optimizer.name = OptimizerName::adamw;
+    CHECK(work.offload < step_work(shape_on(muon, cluster, 1), cluster).ranks[0].offload);
+    // A processor has no other memory.
+    const Cluster cpu = find_cluster("cpu-8-cores");
+    CHECK(step_work(shape_on(muon, cpu, 1), cpu).ranks[0].offload == 0);
+}
+
+namespace {
+
+/// The units of layers 0 and 1.
+std::vector<UnitWork> first_layers(const Config& config) {
+    const Cluster cluster = find_cluster("h100-dgx");
+    const StepWork work = step_work(shape_on(config, cluster, 1), cluster, {.fp8 = is_fp8(config)});
+    std::vector<UnitWork> layers;
+    for (const UnitWork& unit : work.ranks[0].stages[0])
+        if (unit.layer == 0 || unit.layer == 1) layers.push_back(unit);
+    return layers;
+}
+
+}  // namespace
+
+TEST_CASE("a prediction has in fp8 what a run has in fp8", "[plan][step_simulation]") {
+    Config config = small_config();
+    const UnitWork bf16 = first_layers(config)[0];
+    config.precision.fp8 = random_int(0, 1) ? Fp8Recipe::delayed : Fp8Recipe::current;
+    const UnitWork fp8 = first_layers(config)[0];
+    CHECK(fp8.forward.products < 0.7 * bf16.forward.products);
+    CHECK(fp8.backward_weights.products == Approx(fp8.forward.products));
+    CHECK(fp8.forward.memory > bf16.forward.memory);
+
+    Config without_third = config;
+    without_third.precision.fp8_weight_gradient = false;
+    const UnitWork two = first_layers(without_third)[0];
+    CHECK(two.forward.products == Approx(fp8.forward.products));
+    CHECK(two.backward_inputs.products == Approx(fp8.backward_inputs.products));
+    CHECK(two.backward_weights.products == Approx(bf16.backward_weights.products));
+
+    Config without_layer = config;
+    without_layer.precision.fp8_skip = {"0"};
+    const std::vector<UnitWork> layers = first_layers(without_layer);
+    CHECK(layers[0].forward.sum() == Approx(bf16.forward.sum()));
+    CHECK(layers[0].backward_weights.products == Approx(bf16.backward_weights.products));
+    CHECK(layers[1].forward.sum() == Approx(fp8.forward.sum()));
+
+    // What single products gain adds up.
+    double gains = 0;
+    for (const char* word : {"qkv", "out", "up", "down"}) {
+        Config skips = config;
+        skips.precision.fp8_skip = {word};
+        gains += first_layers(skips)[0].forward.sum() - fp8.forward.sum();
+    }
+    CHECK(gains == Approx(bf16.forward.sum() - fp8.forward.sum()));
+
+    // Products of fewer than 64 inputs stay in bf16.
+    Config narrow = small_config();
+    narrow.model.n_ff = 48;
+    const UnitWork narrow_bf16 = first_layers(narrow)[0];
+    narrow.precision.fp8 = config.precision.fp8;
+    Config skipping = narrow;
+    skipping.precision.fp8_skip = {"up", "down"};
+    CHECK(first_layers(narrow)[0].forward.sum() == first_layers(skipping)[0].forward.sum());
+    CHECK(first_layers(narrow)[0].forward.products < narrow_bf16.forward.products);
+
+    // The gradients of experts' weights stay in bf16, and others do not.
+    Config mixture = config;
+    mixture.model.family = "qwen3_moe";
+    mixture.model.n_expert = 8, mixture.model.n_expert_per_token = 2;
+    mixture.model.n_ff_expert = 512;
+    const UnitWork of_mixture = first_layers(mixture)[0];
+    mixture.precision.fp8_weight_gradient = false;
+    const UnitWork all_in_bf16 = first_layers(mixture)[0];
+    CHECK(of_mixture.backward_weights.products > 1.1 * of_mixture.forward.products);
+    CHECK(of_mixture.backward_weights.products < all_in_bf16.backward_weights.products);
+
+    // The head is the same, and so is the peak that the MFU is a share of.
+    const Cluster cluster = find_cluster("h100-dgx");
+    const auto predicted = [&](const Config& of) {
+        return predict(shape_on(of, cluster, 8), cluster);
+    };
+    const Prediction p = predicted(config), before = predicted(small_config());
+    CHECK(p.mfu / before.mfu == Approx(p.tokens_per_second / before.tokens_per_second));
+    CHECK(contains(to_json(p)["mfu_convention"].get<std::string>(), "peak of bf16"));
+    CHECK(contains(to_text(p, cluster), "of the bf16 peak)"));
+}
+
 TEST_CASE("fp8 pays from the width at which its products gain what rounding takes",
           "[plan][step_simulation]") {
     Cluster cluster = find_cluster("h100-dgx");
@@ -264,6 +398,49 @@ TEST_CASE("fp8 pays from the width at which its products gain what rounding take
     CHECK(prediction.fp8_pays_from == width);
     CHECK(to_json(prediction).at("fp8_pays_from_width") == width);
     CHECK(contains(to_text(prediction, dgx), concat("fp8 pays from a width of ", width)));
+    CHECK(prediction.fp8_pays);
+    CHECK(!contains(to_text(prediction, dgx), "not for this model"));
+    config.model.n_embd = 64 * static_cast<int>(random_int(1, (width - 1) / 64));
+    config.model.n_head = config.model.n_embd / 64;
+    const Prediction narrow = predict(shape_on(config, dgx, 8), dgx);
+    CHECK(!narrow.fp8_pays);
+    CHECK(to_json(narrow).at("fp8_pays") == false);
+    CHECK(contains(to_text(narrow, dgx),
+                   concat("; not for this model, whose width is ", config.model.n_embd)));
+
+    // By a datasheet, where no cluster is shipped
+    CHECK(fp8_pays_from(gpu_named("h100")) == width);
+    CHECK(fp8_pays_from(gpu_named("l40s")) > 0);
+    CHECK(fp8_pays_from(gpu_named("a100-80")) == 0);
+    CHECK(fp8_pays_from(gpu_named("rtx3090")) == 0);
+}
+
+TEST_CASE("fp8 is refused on GPUs that do not have it", "[plan][fp8]") {
+    Config config = small_config();
+    config.precision.fp8 = Fp8Recipe::delayed;
+    const auto error_of = [](const auto& call) -> std::string {
+        try {
+            call();
+            return "";
+        } catch (const Error& error) {
+            return error.what();
+        }
+    };
+    const auto check = [](const std::string& error, const std::string& gpu) {
+        CAPTURE(error);
+        for (const std::string& part :
+             {gpu, std::string("no tensor cores for fp8"), std::string("precision.fp8 to \"off\"")})
+            CHECK(contains(error, part));
+    };
+    for (const char* name : {"a100-80", "a100-40"}) {
+        const Cluster cluster = find_cluster(name);
+        check(error_of([&] { shape_on(config, cluster, 8); }), name);
+        check(error_of([&] { search(config, cluster, 8); }), name);
+    }
+    CHECK(error_of([&] { shape_on(config, find_cluster("rtx4090"), 8); }).empty());
+    CHECK(error_of([&] { shape_on(config, find_cluster("cpu-8-cores"), 8); }).empty());
+    config.precision.fp8 = Fp8Recipe::off;
+    CHECK(error_of([&] { shape_on(config, find_cluster("a100-80"), 8); }).empty());
 }
 
 TEST_CASE("a prediction in JSON has all keys, and shares that add up to less than a step",
@@ -342,4 +519,94 @@ TEST_CASE("a search's ways fit, are sorted, and simulate to their times", "[plan
     const Json json = to_json(result);
     CHECK(json["best"].size() == 10);
     CHECK(json["best"][0].contains("parallel.tensor"));
+    CHECK(json["best"][0]["memory.offload"] == Json({"none"}));
+    // If the run fits as it is given, more ranks are not what is missing.
+    SearchResult none = result;
+    none.best.clear();
+    CHECK(contains(problem_of(none), "use more ranks"));
+    none.given_fits = true;
+    CHECK(contains(problem_of(none), "plan it without --search"));
+    CHECK(!contains(problem_of(none), "more ranks"));
+}
+
+namespace {
+
+/// 32 layers of 1024 channels, without much else.
+Config deep_config() {
+    Config config = small_config();
+    config.model.n_layer = 32;
+    config.model.vocab_size = 4096;
+    config.batch.micro_batch = 0;
+    config.batch.tokens_per_step = 8 * 1024;
+    config.memory.recompute = std::nullopt;
+    return config;
+}
+
+/// The least memory of a GPU of which a rank may take so much.
+double memory_with(uint64_t bytes) { return static_cast<double>((bytes / 39 + 1) * 40); }
+
+/// What one rank needs with one sequence at a time, and with blocks computed again.
+uint64_t least_needed(const Config& config, const Cluster& cluster, const Offload& offload) {
+    return plan_memory(shape_on(config, cluster, 1)
+                           .with_micro_batch(1)
+                           .with_recompute(Recompute::block)
+                           .with_offload(offload),
+                       target_of(cluster).device)
+        .total_bytes();
+}
+
+}  // namespace
+
+TEST_CASE("a search leaves out no way that fits, whatever the optimizer keeps", "[plan][search]") {
+    for (const char* state : {"fp32", "bf16", "int8"})
+        for (const DType dtype : {DType::bf16, DType::fp32})
+            for (const OptimizerName name : {OptimizerName::adamw, OptimizerName::muon}) {
+                if (name == OptimizerName::muon && state == std::string("int8")) continue;
+                Config config = deep_config();
+                config.optimizer.state_dtype.parse(state);
+                config.optimizer.name = name;
+                config.precision.dtype = dtype;
+                Cluster cluster = find_cluster("h100-dgx");
+                cluster.memory = memory_with(least_needed(config, cluster, {}));
+                CAPTURE(state, train_gpt::name_of(dtype), name == OptimizerName::muon);
+                const SearchResult result = search(config, cluster, 1);
+                REQUIRE(!result.best.empty());
+                CHECK(!result.offloads);
+                cluster.memory *= 0.9;
+                for (const Candidate& way : search(config, cluster, 1).best)
+                    CHECK(!(way.shape.offload() == Offload{}));
+            }
+}
+
+TEST_CASE("a search offloads where nothing fits otherwise", "[plan][search]") {
+    const Config config = deep_config();
+    Cluster cluster = find_cluster("h100-dgx");
+    if (!target_of(cluster).device.is_cuda()) {
+        cluster.memory = memory_with(least_needed(config, cluster, {}) / 2);
+        CHECK(contains(problem_of(search(config, cluster, 1)), "without memory.offload"));
+        return;
+    }
+    const auto least = [&](const Offload& offload) {
+        return least_needed(config, cluster, offload);
+    };
+    const Offload optimizer{.optimizer = true}, both{true, true};
+    REQUIRE(least(optimizer) < least({}));
+    const double with_optimizer = memory_with(least(optimizer)),
+                 with_both = memory_with(least(both)), too_little = 0.9 * with_both;
+    cluster.memory = with_optimizer;
+    const SearchResult result = search(config, cluster, 1);
+    CHECK(result.offloads);
+    REQUIRE(!result.best.empty());
+    for (const Candidate& way : result.best) {
+        CHECK(way.shape.offload().optimizer);
+        CHECK(way.memory <= result.memory_available);
+        CHECK(simulate(step_work(way.shape, cluster)).seconds == Approx(way.step_seconds));
+    }
+    CHECK(std::ranges::is_sorted(result.best, {}, &Candidate::step_seconds));
+    CHECK(contains(to_text(result, cluster), "optimizer"));
+    CHECK(problem_of(result).empty());
+    cluster.memory = with_both;
+    CHECK(!search(config, cluster, 1).best.empty());
+    cluster.memory = too_little;
+    CHECK(contains(problem_of(search(config, cluster, 1)), "not with memory.offload either"));
 }

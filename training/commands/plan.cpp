@@ -1,6 +1,7 @@
 #include "training/plan/plan.h"
 
 #include <cstdio>
+#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -63,18 +64,24 @@ int plan_on_cluster(const CommandLine& line, Config config) {
     return 0;
 }
 
-/// What `plan --gpu` adds where a cluster of this GPU is shipped: a step's time there.
-std::string time_on(const std::string& gpu, const Config& config, int world) {
-    const std::string name = cluster_of_gpu(gpu);
-    if (name.empty()) return "";
-    const Cluster cluster = find_cluster(name);
-    if (world > cluster.ranks_per_node && world % cluster.ranks_per_node != 0) return "";
-    try {
-        const RunShape shape = choose_for(shape_on(config, cluster, world), cluster);
-        return to_text(predict(shape, cluster, {}), cluster);
-    } catch (const Error& error) {
-        return concat("\nthe time of a step is not predicted: ", error.what(), "\n");
+/// What `plan --gpu` adds: where a cluster of this GPU is shipped, a step's time there; else, with
+/// fp8, from which width it pays.
+std::string time_on(const Gpu& gpu, const Config& config, int world) {
+    std::optional<Cluster> cluster;
+    if (const std::string name = cluster_of_gpu(std::string(gpu.key)); !name.empty())
+        cluster = find_cluster(name);
+    if (cluster && (world <= cluster->ranks_per_node || world % cluster->ranks_per_node == 0)) {
+        try {
+            const RunShape shape = choose_for(shape_on(config, *cluster, world), *cluster);
+            return to_text(predict(shape, *cluster, {}), *cluster);
+        } catch (const Error& error) {
+            return concat("\nthe time of a step is not predicted: ", error.what(), "\n");
+        }
     }
+    if (!is_fp8(config)) return "";
+    return concat("\nnote         ",
+                  fp8_note(std::string(gpu.name), fp8_pays_from(gpu), config.model.n_embd),
+                  ", by its datasheet\n");
 }
 
 }  // namespace
@@ -96,7 +103,7 @@ int plan(const CommandLine& line) {
     std::fflush(stdout);
     if (!report.problem.empty()) throw Error(report.problem);
     if (line.gpu_bytes == 0 && !line.gpu.empty())
-        print(time_on(std::string(gpu_named(line.gpu).key), config, line.world));
+        print(time_on(gpu_named(line.gpu), config, line.world));
     return 0;
 }
 

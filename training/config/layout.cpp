@@ -91,6 +91,14 @@ std::optional<Offload> offload_of(const Config& config) {
     return offload;
 }
 
+std::vector<std::string> words_of(const Offload& offload) {
+    std::vector<std::string> words;
+    if (offload.optimizer) words.emplace_back("optimizer");
+    if (offload.activations) words.emplace_back("activations");
+    if (words.empty()) words.emplace_back("none");
+    return words;
+}
+
 RunShape::RunShape(Config config_, const DecoderSpec& spec_, DType dtype_, Recompute recompute_,
                    int world)
     : config(std::move(config_)),
@@ -121,11 +129,17 @@ RunShape RunShape::with_zero(int stage) const {
 
 RunShape RunShape::with_offload(const Offload& offload) const {
     RunShape shape = *this;
-    std::vector<std::string>& words = shape.config.memory.offload;
-    words.clear();
-    if (offload.optimizer) words.emplace_back("optimizer");
-    if (offload.activations) words.emplace_back("activations");
-    if (words.empty()) words.emplace_back("none");
+    shape.config.memory.offload = words_of(offload);
+    return shape;
+}
+
+RunShape RunShape::for_counting() const {
+    RunShape shape = *this;
+    if (shape.whole) return shape;
+    Registry registry = registry_of(spec);
+    // The names of thousands of experts
+    for (Parameter& p : registry.parameters) p.stored = {}, p.or_stored = {};
+    shape.whole = std::make_shared<const Registry>(std::move(registry));
     return shape;
 }
 
@@ -136,8 +150,8 @@ Fp8Options fp8_options(const Config& config) {
 
 namespace {
 
-std::vector<Fp8Product> products_of(const Config& config, const DecoderSpec& spec) {
-    return products_of(registry_of(spec), fp8_options(config), config.parallel.tensor,
+std::vector<Fp8Product> products_of(const Config& config, const Registry& whole) {
+    return products_of(whole, fp8_options(config), config.parallel.tensor,
                        config.sequence_length() / config.parallel.context);
 }
 
@@ -149,15 +163,25 @@ std::string fp8_problem(const Config& config, const DecoderSpec& spec) {
     if (const std::string problem = skip_problem(p.fp8_skip, config.model.n_layer);
         !problem.empty())
         return problem;
-    const std::vector<Fp8Product> products = products_of(config, spec);
+    const std::vector<Fp8Product> products = products_of(config, registry_of(spec));
     if (std::ranges::any_of(products, &Fp8Product::is_fp8)) return "";
     return concat("precision.fp8 = \"", p.fp8.word(),
                   "\", but no product of a block can be in fp8: ", products.front().name,
                   " cannot, since ", products.front().reason, "; set precision.fp8 to \"off\"");
 }
 
+std::string fp8_problem(const Config& config, const std::string& gpu, int architecture) {
+    constexpr int first_with_fp8 = 89;
+    const auto& p = config.precision;
+    if (p.fp8 == Fp8Recipe::off || architecture == 0 || architecture >= first_with_fp8) return "";
+    return concat("precision.fp8 = \"", p.fp8.word(), "\", but ", gpu, " (sm_", architecture,
+                  ") has no tensor cores for fp8, which came with Ada (sm_", first_with_fp8,
+                  "); set precision.fp8 to \"off\", or take a GPU of Ada, Hopper or newer");
+}
+
 std::vector<Fp8Product> fp8_products(const RunShape& shape) {
-    return products_of(shape.config, shape.spec);
+    if (shape.config.precision.fp8 == Fp8Recipe::off) return {};
+    return products_of(shape.config, *whole_registry(shape));
 }
 
 LoaderOptions loader_options(const Config& config, const MeshLayout& mesh, int rank) {
@@ -223,8 +247,12 @@ PipelineShape pipeline_shape(const RunShape& shape) {
                 static_cast<int>((shape.config.micro_batches_per_step() + ranks - 1) / ranks)};
 }
 
+std::shared_ptr<const Registry> whole_registry(const RunShape& shape) {
+    return shape.whole ? shape.whole : std::make_shared<const Registry>(registry_of(shape.spec));
+}
+
 RankRegistry registry_of_rank(const RunShape& shape, int rank) {
-    return registry_of_rank(shape, registry_of(shape.spec), rank);
+    return registry_of_rank(shape, *whole_registry(shape), rank);
 }
 
 RankRegistry registry_of_rank(const RunShape& shape, const Registry& whole, int rank) {
@@ -248,7 +276,7 @@ bool gathers_counts(const RunShape& shape) {
 
 StepNumbers sums_of_step(const RunShape& shape) {
     const int64_t losses = StepSums::count(static_cast<int>(shape.config.data.train.size()));
-    const Registry model = registry_of(shape.spec);
+    const std::shared_ptr<const Registry> model = whole_registry(shape);
     const ExpertSpec& experts = shape.spec.experts;
     int64_t chosen = 0;
     for (int l = 0; l < shape.spec.n_layer; ++l)
@@ -258,9 +286,9 @@ StepNumbers sums_of_step(const RunShape& shape) {
                         .amax = Fp8Scales::operands(fp8_products(shape))};
     if (shape.config.parallel.sums == GradientSums::exact) {
         numbers.fp64 = losses;
-        numbers.int64 = GridLayout(model.parameters, shape.mesh.size(Axis::tensor)).sums();
+        numbers.int64 = GridLayout(model->parameters, shape.mesh.size(Axis::tensor)).sums();
     } else {
-        numbers.fp64 = losses + std::ssize(model.parameters);
+        numbers.fp64 = losses + std::ssize(model->parameters);
     }
     return numbers;
 }
@@ -319,7 +347,7 @@ StepSizes sizes_of_step(const RunShape& shape, const Device& device,
         .dtype = shape.dtype,
         .sums = sums_of_step(shape),
         .grids = shape.config.parallel.sums == GradientSums::exact
-                     ? GridLayout(registry_of(shape.spec).parameters, tensors).blocks()
+                     ? GridLayout(whole_registry(shape)->parameters, tensors).blocks()
                      : 0,
         .width = shape.spec.n_embd,
         .vocabulary = tensors * part_extent(shape.spec.vocab_size, vocab_multiple, tensors),

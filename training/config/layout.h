@@ -2,6 +2,7 @@
 // plan and the decisions before a run take from here.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -54,10 +55,15 @@ struct Offload {
 };
 /// memory.offload; nothing if it is "auto".
 std::optional<Offload> offload_of(const Config& config);
+/// The words of memory.offload that ask for this.
+std::vector<std::string> words_of(const Offload& offload);
 
 Fp8Options fp8_options(const Config& config);
 /// What is wrong with what it asks for; empty if nothing is.
 std::string fp8_problem(const Config& config, const DecoderSpec& spec);
+/// Why a GPU of this architecture (device/architecture.h) cannot do what it asks for; empty if it
+/// can, for a CPU (0), and without fp8.
+std::string fp8_problem(const Config& config, const std::string& gpu, int architecture);
 
 /// The mesh of this many ranks. Throws Error where the configuration's sizes do not divide them.
 MeshSizes mesh_sizes(const Config& config);
@@ -72,6 +78,8 @@ struct RunShape {
     DType dtype = DType::fp32;
     Recompute recompute = Recompute::none;
     MeshLayout mesh;
+    /// The whole model's registry, if it is at hand; null: it is made each time.
+    std::shared_ptr<const Registry> whole = {};
 
     /// On `world` ranks. Throws Error where the configuration's sizes do not divide them.
     RunShape(Config config, const DecoderSpec& spec, DType dtype,
@@ -81,6 +89,9 @@ struct RunShape {
     RunShape with_recompute(Recompute level) const;
     RunShape with_zero(int stage) const;
     RunShape with_offload(const Offload& offload) const;
+    /// The same for counting memory and traffic, which is done many times: with `whole`, whose
+    /// parameters do not know what files call them.
+    RunShape for_counting() const;
     /// Nothing where memory.offload is "auto".
     Offload offload() const { return offload_of(config).value_or(Offload{}); }
 };
@@ -92,6 +103,8 @@ struct RunShape {
 LoaderOptions loader_options(const Config& config, const MeshLayout& mesh = {}, int rank = 0);
 Sharding sharding_of(const RunShape& shape, int rank);
 TensorOptions tensor_options(const Config& config, const TensorRank& rank);
+/// `whole`, or if it is null the registry that it stands for.
+std::shared_ptr<const Registry> whole_registry(const RunShape& shape);
 /// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor
 /// that works, where tensor-parallel ranks cannot share the model.
 RankRegistry registry_of_rank(const RunShape& shape, int rank);

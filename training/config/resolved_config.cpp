@@ -59,15 +59,15 @@ ResolvedConfig resolve_here(const Config& given, int ranks, int local_ranks) {
         const Choices kept = kept_choices(given);
         const RunShape shape(with_kept_sums(given, kept), spec, dtype, Recompute::none, ranks);
         const DeviceAndHost available = memory_for_a_rank(device, shape.mesh, local_ranks);
-        const bool keeps = kept_fit(kept, available, shape, device).has_value();
-        if (!keeps && weighs_link(shape))
+        const Choices usable = usable_choices(kept, available, shape, device);
+        const RunShape open = with_kept(shape, usable);
+        if (weighs_link(open))
             resolved.notes.emplace_back(
                 "parallel.zero is chosen for a link whose speed is assumed; a run measures its "
                 "own");
-        const Speeds speeds = keeps ? Speeds{} : planned_speeds(device, available, shape);
-        const Choices chosen = choose_by_memory(kept, available, shape, device, speeds);
-        const Offload offload = offload_with(chosen, available, shape, device, speeds);
-        config.memory.offload = shape.with_offload(offload).config.memory.offload;
+        const Choices chosen = choose_by_memory(usable, available, shape, device,
+                                                planned_speeds(device, available, open));
+        config.memory.offload = device.is_cuda() ? chosen.offload : words_of({});
         config.batch.micro_batch = chosen.micro_batch;
         config.memory.recompute = recompute_from(chosen.recompute);
         config.parallel.zero = chosen.zero;

@@ -43,6 +43,13 @@ Choices choices_from_json(const std::string& text, const std::string& origin) {
             throw damaged();
         choices.sums = sums;
     }
+    if (json.contains("offload")) {  // older checkpoints have none
+        if (!json["offload"].is_array() || json["offload"].empty()) throw damaged();
+        for (const Json& word : json["offload"]) {
+            if (word != "none" && word != "optimizer" && word != "activations") throw damaged();
+            choices.offload.push_back(word.get<std::string>());
+        }
+    }
     if (json.contains("threads")) {  // older checkpoints have none
         if (!json["threads"].is_number_unsigned() ||
             json["threads"] > std::numeric_limits<int>::max())
@@ -66,6 +73,7 @@ std::string to_json(const Choices& choices) {
                  {"platform", choices.platform},
                  {"kernels", Json::array()}};
     if (choices.zero) json["zero"] = *choices.zero;
+    if (!choices.offload.empty()) json["offload"] = choices.offload;
     if (choices.threads > 0) json["threads"] = choices.threads;
     if (choices.sums) json["sums"] = OneOf<std::optional<GradientSums>>(choices.sums).word();
     std::istringstream lines(choices.kernels);

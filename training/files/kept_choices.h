@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "parallel/state/sharding.h"
 
@@ -16,6 +17,9 @@ struct Choices {
     std::optional<int> zero = {};  // of ZeRO, even if parallel.zero gives it; nothing: not chosen
     // Of parallel.sums, even if it is given. Nothing: not chosen.
     std::optional<GradientSums> sums = {};
+    // The words of memory.offload, even if it gives them, on a GPU. Empty: not chosen. They change
+    // no bits.
+    std::vector<std::string> offload = {};
     // Of a rank, where its products depend on them (products_depend_on_threads); else 0.
     int threads = 0;
     std::string platform = {};  // kernel_platform() where the kernels were chosen

@@ -13,8 +13,12 @@ struct Gpu {
     int multiprocessors;
     double teraflops;  // of tensor cores that multiply bf16 without sparsity and add in fp32
     int memory_gib;
-    int architecture;        // 80 for sm_80
+    int architecture;  // 80 for sm_80
+    double memory_gb_per_s;
     bool has_pcie5 = false;  // else PCIe 4.0
+
+    /// Like `teraflops`, of fp8; 0: it has none. GPUs with fp8 multiply it twice as fast as bf16.
+    double fp8_teraflops() const { return architecture >= 89 ? 2 * teraflops : 0; }
 };
 
 /// A GPU by its key, whatever its case, with or without spaces and hyphens. Throws Error with all

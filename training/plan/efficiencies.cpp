@@ -178,4 +178,12 @@ int fp8_pays_from(const Cluster& cluster) {
     return 0;
 }
 
+int fp8_pays_from(const Gpu& gpu) {
+    return fp8_pays_from(Cluster{.gpu = std::string(gpu.key),
+                                 .architecture = gpu.architecture,
+                                 .flops_bf16 = 1e12 * gpu.teraflops,
+                                 .flops_fp8 = 1e12 * gpu.fp8_teraflops(),
+                                 .memory_bandwidth = 1e9 * gpu.memory_gb_per_s});
+}
+
 }  // namespace train_gpt

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "training/plan/cluster.h"
+#include "training/plan/datasheet.h"
 
 namespace train_gpt {
 
@@ -70,5 +71,7 @@ Efficiencies efficiencies_of(Software software, const Cluster& cluster, bool fp8
 ///
 /// 0: none up to 65,536, or no fp8.
 int fp8_pays_from(const Cluster& cluster);
+/// The same by a GPU's datasheet.
+int fp8_pays_from(const Gpu& gpu);
 
 }  // namespace train_gpt

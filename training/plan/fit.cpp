@@ -204,8 +204,9 @@ Fit fit_stage(const DeviceAndHost& available, const RunShape& shape, const Devic
 
 }  // namespace
 
-Fit fit_into(const DeviceAndHost& available, const RunShape& shape, const Device& device,
+Fit fit_into(const DeviceAndHost& available, const RunShape& given, const Device& device,
              const Speeds& speeds) {
+    const RunShape shape = given.for_counting();
     std::vector<int> stages = {1, 2, 3};
     const bool is_open = !shape.config.parallel.zero;
     if (!is_open)
@@ -221,66 +222,72 @@ Fit fit_into(const DeviceAndHost& available, const RunShape& shape, const Device
     if (!is_open && !weighs_offload) deciding.flops = 0;
     const StepTime step_time(shape, device, deciding);
     constexpr double gain = 0.95;  // of the time, since offloading has costs that are not estimated
-    std::optional<Fit> best;
-    double least_time = 0;
+    struct Choice {
+        Fit fit;
+        double time = 0;
+    };
+    const auto fits = [&](const Choice& choice) { return choice.fit.memory.fits(available); };
+    // Of choices that do not fit, those that the host has memory for.
+    const auto lack = [&](const Choice& choice) {
+        return std::pair(choice.fit.memory.host > available.host, choice.fit.memory.device);
+    };
+    const auto is_better = [&](const Choice& a, const std::optional<Choice>& b) {
+        if (!b || fits(a) != fits(*b)) return !b || fits(a);
+        return fits(a) ? a.time < b->time : lack(a) < lack(*b);
+    };
+    std::optional<Choice> best;
     for (const Offload& offload : offloads) {
-        const bool best_fits_before = best && best->memory.fits(available);
-        if (best_fits_before && !weighs_offload) break;
+        if (best && fits(*best) && !weighs_offload) break;
+        std::optional<Choice> of_offload;
         for (const int stage : stages) {
-            double time = 0;
-            const Fit fit = fit_stage(available, shape.with_zero(stage).with_offload(offload),
-                                      device, step_time, time);
-            if (best_fits_before && offload != best->offload) time /= gain;
-            const bool fits = fit.memory.fits(available),
-                       best_fits = best && best->memory.fits(available);
-            // Of choices that do not fit, those that the host has memory for.
-            const auto lack = [&](const Fit& f) {
-                return std::pair(f.memory.host > available.host, f.memory.device);
-            };
-            const bool is_better =
-                !best || (fits && !best_fits) ||
-                (fits == best_fits && (fits ? time < least_time : lack(fit) < lack(*best)));
-            if (is_better) best = fit, least_time = time;
+            Choice choice;
+            choice.fit = fit_stage(available, shape.with_zero(stage).with_offload(offload), device,
+                                   step_time, choice.time);
+            if (is_better(choice, of_offload)) of_offload = choice;
         }
+        if (!(offload == Offload{})) of_offload->time /= gain;
+        if (is_better(*of_offload, best)) best = of_offload;
     }
-    return *best;
+    return best->fit;
 }
 
-std::optional<Fit> kept_fit(const Choices& kept, const DeviceAndHost& available,
-                            const RunShape& shape, const Device& device, const Speeds& speeds) {
+RunShape with_kept(const RunShape& shape, const Choices& kept) {
     RunShape as_kept = shape;
     Config& config = as_kept.config;
     if (config.batch.micro_batch == 0) config.batch.micro_batch = kept.micro_batch;
     if (config.memory.recompute.is_auto() && !kept.recompute.empty())
         config.memory.recompute = recompute_from(kept.recompute);
     if (!config.parallel.zero && kept.zero > 0) config.parallel.zero = kept.zero;
-    const bool feeds =
-        config.batch.micro_batch == 0 || can_feed(config, shape.mesh.size(Axis::data));
-    if (!feeds || weighs_link(as_kept)) return {};
-    const Fit fit = fit_into(available, as_kept, device, speeds);
-    return fit.memory.fits(available) ? std::optional(fit) : std::nullopt;
+    if (!offload_of(config) && !kept.offload.empty()) config.memory.offload = kept.offload;
+    return as_kept;
+}
+
+Choices usable_choices(const Choices& kept, const DeviceAndHost& available, const RunShape& shape,
+                       const Device& device) {
+    const RunShape counted = shape.for_counting();
+    Choices without_offload = kept;
+    without_offload.offload = {};
+    for (const Choices& choices : {kept, without_offload}) {
+        const RunShape as_kept = with_kept(counted, choices);
+        const Config& config = as_kept.config;
+        const bool feeds =
+            config.batch.micro_batch == 0 || can_feed(config, shape.mesh.size(Axis::data));
+        if (feeds && !weighs_link(as_kept) &&
+            fit_into(available, as_kept, device).memory.fits(available))
+            return choices;
+    }
+    return {};
 }
 
 Choices choose_by_memory(const Choices& kept, const DeviceAndHost& available, const RunShape& shape,
                          const Device& device, const Speeds& speeds) {
-    const std::optional<Fit> as_kept = kept_fit(kept, available, shape, device, speeds);
-    const Fit fit = as_kept ? *as_kept : fit_into(available, shape, device, speeds);
+    const Choices usable = usable_choices(kept, available, shape, device);
+    const Fit fit = fit_into(available, with_kept(shape, usable), device, speeds);
     return {.micro_batch = fit.micro_batch,
             .recompute = name_of(fit.recompute),
             .zero = fit.zero,
-            .sums = shape.config.parallel.sums};
-}
-
-Offload offload_with(const Choices& chosen, const DeviceAndHost& available, const RunShape& shape,
-                     const Device& device, const Speeds& speeds) {
-    Config fixed = shape.config;
-    fixed.batch.micro_batch = chosen.micro_batch;
-    fixed.memory.recompute = recompute_from(chosen.recompute);
-    fixed.parallel.zero = chosen.zero;
-    return fit_into(available,
-                    {fixed, shape.spec, shape.dtype, Recompute::none, shape.mesh.world()}, device,
-                    speeds)
-        .offload;
+            .sums = shape.config.parallel.sums,
+            .offload = device.is_cuda() ? words_of(fit.offload) : std::vector<std::string>()};
 }
 
 bool saves_in_background(const RunShape& shape, const Device& device,
@@ -320,6 +327,13 @@ std::string change_that_fits(const RunShape& shape, const Device& device,
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;
     open.memory.offload = {"auto"};
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;
+    if (config.saves_in_background()) {
+        Config at_once = config;
+        at_once.checkpoint.async = false;
+        if (const std::string found = try_with(at_once, ranks); !found.empty()) return found;
+        open.checkpoint.async = false;
+        if (const std::string found = try_with(open, ranks); !found.empty()) return found;
+    }
     // Exact sums need memory for the gradients of a block, the embedding or the head.
     Config in_fp32 = open;
     in_fp32.parallel.sums = GradientSums::fp32;
@@ -372,16 +386,56 @@ std::string change_that_fits(const RunShape& shape, const Device& device,
                   " of it for activations; take a smaller model");
 }
 
-Arena allocate(const Arena& plan, const RunShape& shape) {
+namespace {
+
+/// change_that_fits() for a run in which all is decided.
+std::string change_of_decided(const RunShape& shape, const Device& device,
+                              const DeviceAndHost& available) {
+    RunShape decided = shape;
+    decided.config.memory.recompute = shape.recompute;
+    return change_that_fits(decided, device, available);
+}
+
+/// What helps where the host has less memory than the plan pins.
+std::string change_that_pins_less(const Arena& plan, const RunShape& shape,
+                                  DeviceAndHost available) {
+    available.host = std::min(available.host, uint64_t{plan.host_bytes()} - 1);
+    return change_of_decided(shape, plan.device(), available);
+}
+
+}  // namespace
+
+void require_host_memory(const Arena& plan, const RunShape& shape, const DeviceAndHost& available,
+                         int local_ranks) {
+    const uint64_t needed = plan.host_bytes(),
+                   of_all = available.host * static_cast<uint64_t>(local_ranks);
+    // 0: nobody knows how much there is.
+    if (available.host == 0 || needed <= available.host) return;
+    std::string fewer;
+    if (local_ranks > 1 && needed <= of_all)
+        fewer = concat("; or start at most ", of_all / needed, " ranks on each host");
+    throw Error("this run pins ", format_bytes(needed),
+                " of the host's memory on each rank, but only ", format_bytes(available.host),
+                " of what is free may be pinned",
+                local_ranks > 1 ? concat(" by each of the host's ", local_ranks, " ranks") : "",
+                "; ", change_that_pins_less(plan, shape, available), fewer);
+}
+
+Arena allocate(const Arena& plan, const RunShape& shape, int local_ranks) {
     try {
         return allocate(plan);
     } catch (const Error& error) {
-        const DeviceAndHost available = memory_for_a_rank(plan.device(), shape.mesh);
-        throw Error(
-            Lines{error.what()},
-            !plan.device().is_cuda() && plan.total_bytes() <= available.device
-                ? "the machine has that much, so a limit of this process forbids it; see ulimit -v"
-                : change_that_fits(shape, plan.device(), available));
+        const Device device = plan.device();
+        const DeviceAndHost available = memory_for_a_rank(device, shape.mesh, local_ranks);
+        const bool has_memory = plan.total_bytes() <= available.device;
+        if (has_memory && !device.is_cuda())
+            throw Error(
+                Lines{error.what()},
+                "the machine has that much, so a limit of this process forbids it; see ulimit -v");
+        if (has_memory && plan.host_bytes() > 0)
+            throw Error(Lines{error.what()}, change_that_pins_less(plan, shape, available),
+                        local_ranks > 1 ? "; or start fewer ranks on each host" : "");
+        throw Error(Lines{error.what()}, change_of_decided(shape, device, available));
     }
 }
 

@@ -68,8 +68,9 @@ struct Fit {
 ///
 /// Weights and gradients are taken only where the stage is "auto"; without speeds, the first stage
 /// that fits is chosen. If memory.offload is "auto", a GPU offloads where nothing fits otherwise, or
-/// if the estimate is 5 % better for it; without speeds, the first of nothing, activations, the
-/// optimizer, and both that fits. A chosen micro-batch has
+/// if the estimate is 5 % better for it, and of the ways to offload takes the one with the best
+/// estimate, each with the stage that it would have if it were given. Without speeds, it takes the
+/// first of nothing, activations, the optimizer, and both that fits. A chosen micro-batch has
 /// at most 4,096 tokens (65,536 on a GPU), beyond which nothing is gained, or one sequence where
 /// that is longer. If nothing fits: the choice that needs the
 /// least memory, of those that the host has memory for. Throws Error where a
@@ -77,17 +78,17 @@ struct Fit {
 Fit fit_into(const DeviceAndHost& available, const RunShape& shape, const Device& device,
              const Speeds& speeds = {});
 
-/// The choices of `kept` for what the configuration leaves open, if they still divide a step, feed
-/// all ranks and fit. What `kept` lacks is chosen, unless that needs speeds.
-std::optional<Fit> kept_fit(const Choices& kept, const DeviceAndHost& available,
-                            const RunShape& shape, const Device& device, const Speeds& speeds = {});
-/// The choices that depend on memory, and only these, for a run that starts or resumes here. They
-/// come from kept_fit() if it has a fit, else from fit_into().
+/// Those of the kept choices that a run takes again: all, if they still divide a step, feed all
+/// ranks and fit, or all but the offload, if another one must be found; none of them otherwise.
+Choices usable_choices(const Choices& kept, const DeviceAndHost& available, const RunShape& shape,
+                       const Device& device);
+/// The shape with these choices where the configuration leaves them open. What is not chosen stays
+/// open.
+RunShape with_kept(const RunShape& shape, const Choices& kept);
+/// The choices that depend on memory, and only these, for a run that starts or resumes here:
+/// usable_choices(), and what they leave open by fit_into().
 Choices choose_by_memory(const Choices& kept, const DeviceAndHost& available, const RunShape& shape,
                          const Device& device, const Speeds& speeds = {});
-/// What is offloaded with these choices.
-Offload offload_with(const Choices& chosen, const DeviceAndHost& available, const RunShape& shape,
-                     const Device& device, const Speeds& speeds = {});
 /// The shape with these choices.
 RunShape with_choices(const RunShape& shape, const Fit& fit);
 
@@ -102,8 +103,13 @@ bool saves_in_background(const RunShape& shape, const Device& device,
 std::string change_that_fits(const RunShape& shape, const Device& device,
                              const DeviceAndHost& available);
 
+/// Throws Error if a rank's plan pins more of the host's memory than is `available` to it; the
+/// message says what fits, and with how many of the host's local_ranks. No rank may have allocated
+/// yet.
+void require_host_memory(const Arena& plan, const RunShape& shape, const DeviceAndHost& available,
+                         int local_ranks);
 /// Allocates the memory of a run's plan. If there is not enough, the Error says what takes how
-/// much and what would fit.
-Arena allocate(const Arena& plan, const RunShape& shape);
+/// much and what would fit. local_ranks: of this host.
+Arena allocate(const Arena& plan, const RunShape& shape, int local_ranks = 1);
 
 }  // namespace train_gpt

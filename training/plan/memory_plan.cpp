@@ -26,7 +26,7 @@ RunShape with_short_schedule(RunShape shape) {
 }  // namespace
 
 Arena plan_memory(const RunShape& shape, const Device& device, std::optional<int> rank) {
-    const RunShape shorter = with_short_schedule(shape);
+    const RunShape shorter = with_short_schedule(shape.for_counting());
     const auto plan_of = [&](int r) {
         Arena plan = Arena::counting(device);
         const Trainer counted(shorter, plan, r);
@@ -42,7 +42,8 @@ Arena plan_memory(const RunShape& shape, const Device& device, std::optional<int
     return std::move(*fullest);
 }
 
-std::vector<DeviceAndHost> memory_of_stages(const RunShape& shape, const Device& device) {
+std::vector<DeviceAndHost> memory_of_stages(const RunShape& given, const Device& device) {
+    const RunShape shape = given.for_counting();
     std::vector<DeviceAndHost> memory;
     for (const int rank : shape.mesh.first_ranks(Axis::pipeline)) {
         const Arena plan = plan_memory(shape, device, rank);

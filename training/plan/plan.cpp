@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/formatted.h"
+#include "device/architecture.h"
 #include "model/families/family.h"
 #include "parallel/group_ctas.h"
 #include "tokenizer/tokenizer.h"
@@ -251,6 +252,13 @@ std::string available_text(const PlanTarget& target, uint64_t bytes) {
 
 PlanReport plan_report(const Config& given, const PlanTarget& target, int world) {
     const Device& device = target.device;
+    // Of a GPU of which only the memory is known, nobody knows what it can do.
+    const bool is_known = target.is_here() || target.flops > 0;
+    if (const std::string problem = fp8_problem(
+            given, target.is_here() && device.is_cuda() ? device_name(device) : target.gpu,
+            is_known ? architecture(device) : 0);
+        !problem.empty())
+        throw Error(problem);
     const std::optional<Tokenizer> tokenizer = tokenizer_there(given);
     const Tokenizer* known = tokenizer ? &*tokenizer : nullptr;
     const DecoderSpec spec = spec_of(given, vocab_size_of(given, known));

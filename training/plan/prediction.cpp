@@ -41,6 +41,10 @@ RunShape shape_on(const Config& given, const Cluster& cluster, int world) {
         throw Error("parallel.tensor = ", tensor, " is more than the ", per_node,
                     " ranks of a node of ", cluster.name, "; set it to at most ", per_node,
                     ", or set parallel.allow_tensor_across_nodes to on");
+    if (const std::string problem =
+            fp8_problem(given, cluster.name, cluster.is_cuda() ? cluster.architecture : 0);
+        !problem.empty())
+        throw Error(problem);
     const bool has_bf16 = cluster.flops_bf16 >= cluster.flops_fp32 && cluster.flops_bf16 > 0;
     const std::optional<DType> wanted = given.precision.dtype;
     const DType dtype = wanted.value_or(has_bf16 ? DType::bf16 : DType::fp32);
@@ -73,13 +77,16 @@ namespace {
 /// What a rank computes in a step, by what it is spent on; the rank that computes longest.
 struct Busiest {
     PassTime time = {};
-    double optimizer = 0, muon = 0;
+    double optimizer = 0, muon = 0, offload = 0;
     size_t rank = 0;
 };
 Busiest busiest_of(const StepWork& work) {
     Busiest most;
     for (size_t r = 0; r < work.ranks.size(); ++r) {
-        Busiest rank{.optimizer = work.ranks[r].optimizer, .muon = work.ranks[r].muon, .rank = r};
+        Busiest rank{.optimizer = work.ranks[r].optimizer,
+                     .muon = work.ranks[r].muon,
+                     .offload = work.ranks[r].offload,
+                     .rank = r};
         for (const std::vector<UnitWork>& stage : work.ranks[r].stages)
             for (const UnitWork& unit : stage) {
                 rank.time += unit.forward;
@@ -87,6 +94,7 @@ Busiest busiest_of(const StepWork& work) {
                 rank.time += unit.backward_weights;
             }
         rank.time = double{1} * work.schedule.shape.micro_batches * rank.time;
+        rank.offload += rank.time.offload;
         if (rank.time.sum() > most.time.sum()) most = rank;
     }
     return most;
@@ -104,6 +112,13 @@ double error_band(const Cluster& cluster, bool is_checked) {
 
 }  // namespace
 
+std::string fp8_note(const std::string& gpu, int from, int width) {
+    if (from == 0) return concat("fp8 does not pay on ", gpu);
+    return concat("fp8 pays from a width of ", from,
+                  ": from there on a product of many rows gains more than rounding its input takes",
+                  width < from ? concat("; not for this model, whose width is ", width) : "");
+}
+
 Prediction predict(const RunShape& shape, const Cluster& cluster,
                    const PredictionOptions& options) {
     const bool fp8 = is_fp8(shape.config);
@@ -115,13 +130,14 @@ Prediction predict(const RunShape& shape, const Cluster& cluster,
     p.step_seconds = step.seconds;
     p.bubble = step.bubble;
     const bool is_mixture = shape.spec.experts.n_expert > 0,
-               offloads = !(shape.offload() == Offload{});
+               offloads = cluster.is_cuda() && !(shape.offload() == Offload{});
     const double band = error_band(cluster, !is_mixture && !offloads);
     p.low = step.seconds * (1 - band), p.high = step.seconds * (1 + band);
     const auto tokens = static_cast<double>(config.batch.tokens_per_step);
     p.tokens_per_second = tokens / step.seconds / shape.mesh.world();
     p.mfu = p.tokens_per_second * shape.spec.flops_per_token(config.sequence_length()) /
-            (fp8 ? cluster.flops_fp8 : cluster.flops(shape.dtype));
+            cluster.flops(shape.dtype);
+    p.dtype = shape.dtype;
     for (const Axis axis : {Axis::data, Axis::tensor, Axis::context, Axis::pipeline}) {
         if (shape.mesh.size(axis) == 1 &&
             !(axis == Axis::data && shape.mesh.size(Axis::context) > 1))
@@ -132,12 +148,12 @@ Prediction predict(const RunShape& shape, const Cluster& cluster,
         p.exposed[name_of(axis)] = std::max(0.0, step.seconds - seconds);
     }
     const Busiest busiest = busiest_of(work);
-    p.optimizer = busiest.optimizer, p.muon = busiest.muon, p.offload = busiest.time.offload;
+    p.optimizer = busiest.optimizer, p.muon = busiest.muon, p.offload = busiest.offload;
     p.shares = {{"products", busiest.time.products / step.seconds},
                 {"attention", busiest.time.attention / step.seconds},
                 {"memory bandwidth", busiest.time.memory / step.seconds},
                 {"optimizer", busiest.optimizer / step.seconds},
-                {"offloading", busiest.time.offload / step.seconds}};
+                {"offloading", busiest.offload / step.seconds}};
     // What is exposed along the pipeline is a part of the bubble.
     for (const auto& [axis, seconds] : p.exposed)
         if (axis != name_of(Axis::pipeline))
@@ -175,12 +191,8 @@ Prediction predict(const RunShape& shape, const Cluster& cluster,
                                  " was at hand to check the prediction"));
     if (fp8) {
         p.fp8_pays_from = fp8_pays_from(cluster);
-        p.notes.push_back(
-            p.fp8_pays_from == 0
-                ? concat("fp8 does not pay on ", cluster.name)
-                : concat("fp8 pays from a width of ", p.fp8_pays_from,
-                         ": from there on a product of many rows gains more than rounding its "
-                         "input takes"));
+        p.fp8_pays = p.fp8_pays_from > 0 && shape.spec.n_embd >= p.fp8_pays_from;
+        p.notes.push_back(fp8_note(cluster.name, p.fp8_pays_from, shape.spec.n_embd));
         p.notes.emplace_back("fp8's efficiencies are from published runs of other programs");
     }
     return p;
@@ -190,8 +202,9 @@ std::string to_text(const Prediction& p, const Cluster& cluster) {
     std::string text =
         formatted("\npredicted on %s: %.4g ms a step (%.4g to %.4g)\n", cluster.name.c_str(),
                   1e3 * p.step_seconds, 1e3 * p.low, 1e3 * p.high);
-    text += formatted("  %-22s %.0f tokens/s of a rank, MFU %.1f %% (6·N + 6·L·C·T)\n", "speed",
-                      p.tokens_per_second, 100 * p.mfu);
+    text +=
+        formatted("  %-22s %.0f tokens/s of a rank, MFU %.1f %% (6·N + 6·L·C·T, of the %s peak)\n",
+                  "speed", p.tokens_per_second, 100 * p.mfu, name_of(p.dtype));
     text += concat("  ", formatted("%-22s ", "bounded by"), p.bound, "\n");
     for (const auto& [name, share] : p.shares)
         if (share >= 0.0005)
@@ -208,25 +221,28 @@ Json to_json(const Prediction& p) {
     for (const auto& [axis, seconds] : p.exposed) exposed[axis] = 1e3 * seconds;
     for (const auto& [purpose, bytes] : p.memory) memory[purpose] = bytes;
     for (const auto& [name, share] : p.shares) shares[name] = share;
-    Json json{{"step_ms", 1e3 * p.step_seconds},
-              {"step_ms_low", 1e3 * p.low},
-              {"step_ms_high", 1e3 * p.high},
-              {"tokens_per_second_per_gpu", p.tokens_per_second},
-              {"mfu", p.mfu},
-              {"mfu_convention", "6N + 6LCT, causal attention counted half, of the dense peak"},
-              {"memory_bytes", memory},
-              {"memory_available_bytes", p.memory_available},
-              {"exposed_communication_ms", exposed},
-              {"bubble_fraction", p.bubble},
-              {"shares", shares},
-              {"bound", p.bound},
-              {"optimizer_ms", 1e3 * p.optimizer},
-              {"muon_ms", 1e3 * p.muon},
-              {"offload_ms", 1e3 * p.offload}};
+    Json json{
+        {"step_ms", 1e3 * p.step_seconds},
+        {"step_ms_low", 1e3 * p.low},
+        {"step_ms_high", 1e3 * p.high},
+        {"tokens_per_second_per_gpu", p.tokens_per_second},
+        {"mfu", p.mfu},
+        {"mfu_convention", concat("6N + 6LCT, causal attention counted half, of the dense peak of ",
+                                  name_of(p.dtype))},
+        {"memory_bytes", memory},
+        {"memory_available_bytes", p.memory_available},
+        {"exposed_communication_ms", exposed},
+        {"bubble_fraction", p.bubble},
+        {"shares", shares},
+        {"bound", p.bound},
+        {"optimizer_ms", 1e3 * p.optimizer},
+        {"muon_ms", 1e3 * p.muon},
+        {"offload_ms", 1e3 * p.offload}};
     const auto add = [&](const char* key, const std::optional<double>& value) {
         json[key] = value ? Json(*value) : Json();
     };
-    if (p.fp8_pays_from > 0) json["fp8_pays_from_width"] = p.fp8_pays_from;
+    if (p.fp8_pays_from > 0)
+        json["fp8_pays_from_width"] = p.fp8_pays_from, json["fp8_pays"] = p.fp8_pays;
     add("gpu_hours", p.gpu_hours), add("days", p.days), add("cost", p.cost);
     json["notes"] = p.notes;
     return json;

@@ -34,10 +34,13 @@ RunShape choose_for(const RunShape& shape, const Cluster& cluster);
 struct Prediction {
     double step_seconds = 0;
     double tokens_per_second = 0;  // of a rank
-    double mfu = 0;                // of the dense peak in the products' dtype
+    double mfu = 0;                // of the dense peak in the run's dtype, with fp8 too
+    DType dtype = DType::bf16;     // whose peak that is
     double bubble = 0;             // share
     double low = 0, high = 0;      // of step_seconds: nine of ten published rows lie within
-    double optimizer = 0, muon = 0, offload = 0;  // seconds of a step
+    // Seconds of a step: the update; of it, Muon's iterations; state and activations that are waited
+    // for on their way from and to the host's memory
+    double optimizer = 0, muon = 0, offload = 0;
     /// How much shorter a step would be if the exchanges along an axis took no time, seconds.
     std::map<std::string, double> exposed;
     /// Shares of a step of the rank that computes the most.
@@ -47,8 +50,13 @@ struct Prediction {
     std::map<std::string, uint64_t> memory;       // bytes by purpose, on the rank with the most
     uint64_t memory_available = 0;
     int fp8_pays_from = 0;  // fp8_pays_from(); 0 also for runs without fp8
+    bool fp8_pays = false;  // the model is so wide
     std::vector<std::string> notes;
 };
+
+/// From which width fp8 pays, `from` (fp8_pays_from()), and whether it does for a model of this
+/// width, as a sentence. gpu: where.
+std::string fp8_note(const std::string& gpu, int from, int width);
 
 /// All of the shape must be chosen: micro-batch, recomputation and ZeRO's stage.
 Prediction predict(const RunShape& shape, const Cluster& cluster,

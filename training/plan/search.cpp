@@ -1,12 +1,13 @@
 #include "training/plan/search.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <queue>
 
 #include "base/error.h"
 #include "base/formatted.h"
-#include "model/families/family.h"
+#include "training/optimizer.h"
 
 namespace train_gpt {
 
@@ -31,28 +32,48 @@ double seconds_of(StepWork& work, const PipelineShape& pipeline) {
 }
 
 /// The most memory that a rank needs. Ranks in the middle of a pipeline are alike.
-uint64_t memory_of(const RunShape& shape, const Device& device) {
+DeviceAndHost memory_of(const RunShape& shape, const Device& device) {
     const std::vector<int> ranks = shape.mesh.first_ranks(Axis::pipeline);
-    uint64_t most = 0;
-    for (size_t place = 0; place < ranks.size(); ++place)
-        if (place < 2 || place + 1 == ranks.size())
-            most = std::max(most, plan_memory(shape, device, ranks[place]).total_bytes());
+    DeviceAndHost most;
+    for (size_t place = 0; place < ranks.size(); ++place) {
+        if (place >= 2 && place + 1 != ranks.size()) continue;
+        const Arena plan = plan_memory(shape, device, ranks[place]);
+        most.device = std::max(most.device, uint64_t{plan.total_bytes()});
+        most.host = std::max(most.host, uint64_t{plan.host_bytes()});
+    }
     return most;
+}
+
+/// Bytes of masters and of the optimizer's slots for each parameter, on average.
+double state_of_parameter(const RunShape& shape) {
+    const auto& o = shape.config.optimizer;
+    double state = 0, all = 0;
+    for (const Parameter& p : shape.whole->parameters) {
+        const bool is_matrix = o.name == OptimizerName::muon && p.update == Update::matrix;
+        double of_element = shape.dtype == DType::fp32 ? 0 : sizeof(float);
+        for (const OptimizerSlot& slot : optimizer_slots(o.state_dtype))
+            if (slot.of_matrices || !is_matrix)
+                of_element +=
+                    static_cast<double>(size_of(slot.dtype)) / static_cast<double>(slot.block);
+        const auto n = static_cast<double>(p.numel());
+        state += of_element * n, all += n;
+    }
+    return state / all;
 }
 
 class Search {
   public:
-    Search(const Config& config, const Cluster& cluster, int world)
-        : config_(open(config)),
-          shape_(shape_on(config_, cluster, world)),
+    Search(const Config& config, const Cluster& cluster, int world, const Offload& offload)
+        : config_(open(config, offload)),
+          shape_(shape_on(config_, cluster, world).for_counting()),
           cluster_(cluster),
-          registry_(registry_of(shape_.spec)),
-          work_options_{.fp8 = is_fp8(config), .registry = &registry_},
+          offload_(offload),
+          work_options_{.fp8 = is_fp8(config)},
           device_(target_of(cluster).device),
-          parameters_(static_cast<double>(registry_.numel())) {
-        // The names of thousands of experts in files are not needed here.
-        for (Parameter& p : registry_.parameters) p.stored = {}, p.or_stored = {};
-        result_.memory_available = memory_for_a_rank(target_of(cluster), shape_.mesh).device;
+          available_(memory_for_a_rank(target_of(cluster), shape_.mesh)),
+          parameters_(static_cast<double>(shape_.whole->numel())),
+          state_of_parameter_(state_of_parameter(shape_)) {
+        result_.memory_available = available_.device;
     }
 
     SearchResult run(size_t most) {
@@ -77,13 +98,13 @@ class Search {
 
   private:
     /// The configuration with all that is searched set to the least.
-    static Config open(Config config) {
+    static Config open(Config config, const Offload& offload) {
         auto& p = config.parallel;
         p.tensor = p.context = p.pipeline = p.stages_per_rank = 1;
         p.schedule = PipelineKind::one_f_one_b;
         p.layers_per_stage = {};
         p.zero = 1;
-        config.memory.offload = {"none"};
+        config.memory.offload = words_of(offload);
         config.batch.micro_batch = 1;
         return config;
     }
@@ -136,6 +157,7 @@ class Search {
     /// Returns whether it may fit.
     bool add(const Config& config, Recompute level, std::optional<StepWork>& work) {
         RunShape shape(config, shape_.spec, shape_.dtype, level, shape_.mesh.world());
+        shape.whole = shape_.whole;
         const auto available = static_cast<double>(result_.memory_available);
         for (const Recompute next : {Recompute::elementwise, Recompute::block})
             if (next > shape.recompute && least_memory(shape) > available) shape.recompute = next;
@@ -160,11 +182,13 @@ class Search {
         const auto& mesh = shape.mesh;
         const int zero = shape.config.parallel.zero.value(), t = mesh.size(Axis::tensor),
                   p = mesh.size(Axis::pipeline);
-        const double split = mesh.size({Axis::shard, Axis::context}), held = parameters_ / (t * p);
-        const double state =
-            held * (12 / split + (zero >= 2 ? 4 / split : 4) + (zero >= 3 ? 2 / split : 2));
+        const double split = mesh.size({Axis::shard, Axis::context}), held = parameters_ / (t * p),
+                     element = static_cast<double>(size_of(shape.dtype)),
+                     state = offload_.optimizer ? 0 : state_of_parameter_;
+        const double of_state = held * (state / split + (zero >= 2 ? 4 / split : 4) +
+                                        (zero >= 3 ? element / split : element));
         const LayerSpec layer = shape_.spec.layer(0);
-        double widths = layer.n_embd;
+        double widths = offload_.activations ? 0 : layer.n_embd;
         if (shape.recompute != Recompute::block) {
             widths += layer.qkv_width() + layer.attention_width();
             widths += layer.experts ? 2.0 * layer.experts.n_expert_per_token * layer.experts.n_ff
@@ -173,7 +197,7 @@ class Search {
         const double tokens = double{1} * shape.config.batch.micro_batch *
                               shape.config.sequence_length() / (mesh.size(Axis::context) * t),
                      in_flight = std::min(1.0, double{1} * pipeline_shape(shape).micro_batches / p);
-        return 0.8 * (state + 2 * tokens * widths * shape_.spec.n_layer * in_flight);
+        return 0.8 * (of_state + element * tokens * widths * shape_.spec.n_layer * in_flight);
     }
 
     /// The same mesh, schedule and ZeRO's stage.
@@ -198,9 +222,10 @@ class Search {
                 refuse("does not fit with a smaller micro-batch either");
                 continue;
             }
-            candidate.memory = memory_of(candidate.shape, device_);
+            const DeviceAndHost memory = memory_of(candidate.shape, device_);
+            candidate.memory = memory.device;
             ++result_.counted;
-            if (candidate.memory <= result_.memory_available) {
+            if (memory.fits(available_)) {
                 result_.best.push_back(candidate);
                 continue;
             }
@@ -233,10 +258,11 @@ class Search {
     Config config_;
     RunShape shape_;
     const Cluster& cluster_;
-    Registry registry_;
+    Offload offload_;
     WorkOptions work_options_;
     Device device_;
-    double parameters_;
+    DeviceAndHost available_;
+    double parameters_, state_of_parameter_;
     std::priority_queue<Candidate, std::vector<Candidate>, Slower> waiting_;
     std::map<std::string, int> refused_;
     SearchResult result_;
@@ -244,9 +270,13 @@ class Search {
 
 std::string settings_of(const RunShape& shape) {
     const auto& p = shape.config.parallel;
-    std::string text = formatted("%6d %7d %8d %4d %5d %6d   %-11s ", p.tensor, p.context,
-                                 p.pipeline, shape.mesh.size(Axis::data), p.zero.value(),
-                                 shape.config.batch.micro_batch, name_of(shape.recompute));
+    std::string offload;
+    for (const std::string& word : shape.config.memory.offload)
+        offload += (offload.empty() ? "" : ",") + word;
+    std::string text =
+        formatted("%6d %7d %8d %4d %5d %6d   %-11s %-21s ", p.tensor, p.context, p.pipeline,
+                  shape.mesh.size(Axis::data), p.zero.value(), shape.config.batch.micro_batch,
+                  name_of(shape.recompute), offload.c_str());
     if (p.pipeline > 1) text += name_of(PipelineKind(p.schedule));
     if (p.stages_per_rank > 1) text += formatted(" × %d", p.stages_per_rank);
     return text;
@@ -258,9 +288,9 @@ double tokens_per_second(const Candidate& candidate) {
 }
 
 std::string table(const std::vector<Candidate>& ways) {
-    std::string text = formatted("  %10s %10s %10s %6s %7s %8s %4s %5s %6s   %-11s %s\n",
+    std::string text = formatted("  %10s %10s %10s %6s %7s %8s %4s %5s %6s   %-11s %-21s %s\n",
                                  "ms a step", "tokens/s", "memory", "tensor", "context", "pipeline",
-                                 "data", "ZeRO", "micro", "recompute", "schedule");
+                                 "data", "ZeRO", "micro", "recompute", "offload", "schedule");
     for (const Candidate& way : ways)
         text += formatted("  %10.1f %10.0f %10s ", 1e3 * way.step_seconds, tokens_per_second(way),
                           format_bytes(way.memory).c_str()) +
@@ -282,15 +312,58 @@ Json json_of(const std::vector<Candidate>& ways) {
                         {"parallel.stages_per_rank", p.stages_per_rank},
                         {"parallel.zero", p.zero.value()},
                         {"batch.micro_batch", way.shape.config.batch.micro_batch},
-                        {"memory.recompute", name_of(way.shape.recompute)}});
+                        {"memory.recompute", name_of(way.shape.recompute)},
+                        {"memory.offload", way.shape.config.memory.offload}});
     }
     return list;
 }
 
 }  // namespace
 
+namespace {
+
+/// Whether ways were left out since they need more memory.
+bool lacks_memory(const SearchResult& result) {
+    return !result.fuller.empty() || std::ranges::any_of(result.refused, [](const auto& why) {
+        return why.first == too_little_memory;
+    });
+}
+
+/// Whether a run fits as the configuration is given, with what it leaves open chosen.
+bool fits_as_given(const Config& config, const Cluster& cluster, int world) {
+    try {
+        const RunShape shape = choose_for(shape_on(config, cluster, world), cluster);
+        const PlanTarget target = target_of(cluster);
+        return most_memory(shape, target.device).fits(memory_for_a_rank(target, shape.mesh));
+    } catch (const Error&) {
+        return false;  // the mesh is not possible
+    }
+}
+
+/// Adds what another search has found, and what it has left out.
+void add(SearchResult& to, SearchResult from, size_t most) {
+    std::ranges::move(from.best, std::back_inserter(to.best));
+    std::ranges::stable_sort(to.best, {}, &Candidate::step_seconds);
+    while (to.best.size() > most) to.best.pop_back();
+    std::map<std::string, int> refused(to.refused.begin(), to.refused.end());
+    for (const auto& [why, count] : from.refused) refused[why] += count;
+    to.refused.assign(refused.begin(), refused.end());
+    to.simulated += from.simulated, to.counted += from.counted;
+}
+
+}  // namespace
+
 SearchResult search(const Config& config, const Cluster& cluster, int world, size_t most) {
-    return Search(config, cluster, world).run(most);
+    SearchResult result = Search(config, cluster, world, {}).run(most);
+    if (!result.best.empty() || !lacks_memory(result)) return result;
+    result.offloads = target_of(cluster).device.is_cuda();
+    result.cannot_offload = cluster.is_cuda() && !result.offloads;
+    if (result.offloads)
+        for (const Offload& offload :
+             {Offload{.optimizer = true}, Offload{.activations = true}, Offload{true, true}})
+            add(result, Search(config, cluster, world, offload).run(most), most);
+    if (result.best.empty()) result.given_fits = fits_as_given(config, cluster, world);
+    return result;
 }
 
 std::string to_text(const SearchResult& result, const Cluster& cluster) {
@@ -307,9 +380,21 @@ std::string to_text(const SearchResult& result, const Cluster& cluster) {
 
 std::string problem_of(const SearchResult& result) {
     if (!result.best.empty()) return "";
-    const auto is_memory = [](const auto& why) { return why.first == too_little_memory; };
-    if (!result.fuller.empty() || std::ranges::any_of(result.refused, is_memory))
-        return "no way to divide a step fits into memory; use more ranks, or GPUs with more memory";
+    if (lacks_memory(result)) {
+        const char* const none =
+            "none of the ways that were tried to divide a step fits into memory";
+        if (result.given_fits)
+            return concat(none,
+                          ", but the configuration as it is given does; plan it without "
+                          "--search");
+        return concat(none,
+                      result.offloads ? ", not with memory.offload either"
+                      : result.cannot_offload
+                          ? " without memory.offload, whose memory a build without CUDA kernels "
+                            "does not count"
+                          : "",
+                      "; use more ranks, or GPUs with more memory");
+    }
     const auto most =
         std::ranges::max_element(result.refused, {}, [](const auto& why) { return why.second; });
     return concat("no way to divide a step is possible: ",

@@ -183,10 +183,10 @@ class StepSimulation {
         // The norm of all gradients is known when the last rank has them.
         for (size_t r = 0; r < ranks_.size(); ++r) {
             const RankWork& work = work_.ranks[r];
-            const double start = computed + work.sums;
-            step.seconds = std::max(step.seconds, start + work.optimizer);
+            const double start = computed + work.sums, end = start + work.optimizer + work.offload;
+            step.seconds = std::max(step.seconds, end);
             waited += ranks_[r].waited;
-            keep(ranks_[r], Kind::optimizer, 0, start, start + work.optimizer);
+            keep(ranks_[r], Kind::optimizer, 0, start, end);
         }
         step.bubble = step.seconds > 0 ? (waited + trailing()) /
                                              (step.seconds * static_cast<double>(ranks_.size()))

@@ -1,15 +1,22 @@
 #include "training/plan/step_work.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
 
 #include "base/error.h"
+#include "kernels/adamw.h"
 #include "kernels/muon/newton_schulz.h"
 #include "model/families/family.h"
 #include "parallel/group_ctas.h"
 #include "parallel/state/gradient_sums.h"
 #include "parallel/state/matrices.h"
+#include "training/optimizer.h"
 
 namespace train_gpt {
 
@@ -31,6 +38,39 @@ struct Group {
     int ranks = 1, stride = 1;
 };
 
+/// The products of a block's layers, as Fp8Product names them.
+enum BlockProduct : uint8_t { qkv, out, up, down, shared_up, shared_down, block_products };
+constexpr std::array<std::string_view, block_products> product_words = {
+    "qkv", "out", "up", "down", "shared_up", "shared_down"};
+
+/// Bytes of a rank's update.
+struct UpdateBytes {
+    double moved = 0;  // that its passes over memory read and write
+    double state = 0;  // of masters and slots beside the weights, which offloading moves each way
+};
+UpdateBytes update_bytes(const ParameterBuffers& buffers, const RunShape& shape) {
+    const std::vector<OptimizerSlot> slots = optimizer_slots(shape.config.optimizer.state_dtype);
+    const DType moments = slots.front().dtype;
+    // A matrix's momentum and update are written to a buffer of this dtype and read again.
+    const double values = 2.0 * static_cast<double>(size_of(shape.config.optimizer.muon_dtype));
+    UpdateBytes bytes;
+    for (const ParameterBuffers::Piece& piece : buffers.pieces()) {
+        const int64_t n = piece.range.n;
+        const double weights = piece.weights ? sizeof(bf16) : 0,
+                     of_matrix = sizeof(float) + 2.0 * static_cast<double>(size_of(moments)) +
+                                 values + 2 * sizeof(float) + weights;
+        const AdamWSegment segment{.weights = piece.weights, .n = n};
+        const bool is_matrix = buffers.is_matrix(piece.parameter);
+        bytes.moved += is_matrix ? of_matrix * static_cast<double>(n)
+                                 : cost_of(std::span(&segment, 1), moments).bytes;
+        if (piece.weights) bytes.state += static_cast<double>(sizeof(float)) * double(n);
+        for (const OptimizerSlot& slot : slots)
+            if (buffers.has(slot, piece.parameter))
+                bytes.state += static_cast<double>(slot.bytes(n));
+    }
+    return bytes;
+}
+
 class WorkBuilder {
   public:
     WorkBuilder(const RunShape& shape, const Cluster& cluster, const WorkOptions& options)
@@ -43,21 +83,22 @@ class WorkBuilder {
           tokens_(int64_t{shape.config.batch.micro_batch} * shape.config.sequence_length() /
                   shape.mesh.size(Axis::context)),
           peak_(cluster.flops(shape.dtype)),
-          product_peak_(options.fp8 ? cluster.flops_fp8 : peak_) {
+          product_peak_(options.fp8 ? cluster.flops_fp8 : peak_),
+          offload_(cluster.is_cuda() ? shape.offload() : Offload{}) {
         if (product_peak_ == 0)
             throw Error("the cluster ", cluster.name, " has no products of ",
                         options.fp8 ? "fp8" : name_of(shape.dtype),
                         "; choose another one, or give the rate in its file");
+        other_products_ = e_.products;
+        if (options.fp8) find_fp8_products();
     }
 
     StepWork work() {
         StepWork work{.schedule = pipeline_schedule(pipeline_shape(shape_))};
         const MeshLayout& mesh = shape_.mesh;
-        std::optional<Registry> made;
-        if (!options_.registry) made = registry_of(shape_.spec);
-        const Registry& whole = made ? *made : *options_.registry;
+        const std::shared_ptr<const Registry> whole = whole_registry(shape_);
         for (const int rank : mesh.first_ranks(Axis::pipeline))
-            work.ranks.push_back(rank_work(whole, rank));
+            work.ranks.push_back(rank_work(*whole, rank));
         time_passes(work);
         work.gathers_each = sharding_of(shape_, 0).zero >= 3;
         work.beside_exchanges = is_free(Axis::data) ? 0 : beside_exchanges();
@@ -72,7 +113,8 @@ class WorkBuilder {
             for (std::vector<UnitWork>& stage : rank.stages)
                 for (UnitWork& unit : stage) {
                     unit.forward = unit.backward_inputs = unit.backward_weights = {};
-                    if (unit.layer >= 0) add_work(unit, layer_work(part_.layer(unit.layer)));
+                    if (unit.layer >= 0)
+                        add_work(unit, layer_work(part_.layer(unit.layer), unit.layer));
                     if (unit.has_head) add_work(unit, head_work());
                 }
         const MeshLayout& mesh = shape_.mesh;
@@ -88,6 +130,28 @@ class WorkBuilder {
 
   private:
     bool is_free(Axis axis) const { return options_.without == axis; }
+
+    /// Other programs' runs have all products of blocks in fp8, as their fit takes them.
+    void find_fp8_products() {
+        const size_t layers = static_cast<size_t>(shape_.spec.n_layer);
+        const bool by_configuration = shape_.config.precision.fp8 != Fp8Recipe::off;
+        in_fp8_.assign(layers, {});
+        for (auto& layer : in_fp8_) layer.fill(!by_configuration);
+        if (!by_configuration) return;
+        for (const Fp8Product& product : fp8_products(shape_)) {
+            const size_t dot = product.name.find('.');
+            const auto word = std::ranges::find(product_words, product.name.substr(dot + 1));
+            in_fp8_[static_cast<size_t>(std::stoi(product.name))]
+                   [static_cast<size_t>(word - product_words.begin())] = product.is_fp8();
+        }
+        fp8_weight_gradients_ = shape_.config.precision.fp8_weight_gradient;
+        fp8_experts_weight_gradients_ = false;
+        if (!options_.efficiencies)
+            other_products_ = efficiencies_of(options_.software, cluster_, false).products;
+    }
+    bool in_fp8(int layer, BlockProduct product) const {
+        return !in_fp8_.empty() && in_fp8_[static_cast<size_t>(layer)][product];
+    }
 
     /// Collectives of this program hold so many of a GPU's multiprocessors.
     double beside_exchanges() const {
@@ -107,10 +171,10 @@ class WorkBuilder {
                cluster_.latency(group.ranks, group.stride);
     }
 
-    double product(double M, double N, double K, double times = 1, bool fp8 = true) const {
+    double product(double M, double N, double K, bool fp8) const {
         const double small = std::min({N, K, 8192.0});
-        const double peak = fp8 && options_.fp8 ? product_peak_ : peak_;
-        return times * 2 * M * N * K / (peak * e_.products) * e_.software *
+        const double rate = fp8 ? product_peak_ * e_.products : peak_ * other_products_;
+        return 2 * M * N * K / rate * e_.software *
                (1 + e_.half_size / (4 * small) + e_.half_rows / M);
     }
     double moved(double bytes) const { return bytes / (e_.memory * cluster_.memory_bandwidth); }
@@ -119,41 +183,64 @@ class WorkBuilder {
                cluster_.bus_bandwidth(static_cast<double>(sent), group.ranks, group.stride);
     }
 
-    /// The forward pass of a layer, without exchanges.
-    PassTime layer_forward(const LayerSpec& layer) const {
+    /// The forward pass of a layer, without exchanges, and the products of its weight gradients.
+    struct LayerTime {
+        PassTime forward = {};
+        double weight_gradients = 0;
+    };
+    LayerTime layer_time(const LayerSpec& layer, int number) const {
         const auto M = static_cast<double>(tokens_);
         const double C = layer.n_embd, element = static_cast<double>(size_of(shape_.dtype));
         const double width = layer.attention_width(), t = shape_.mesh.size(Axis::tensor);
-        PassTime time;
-        time.products = product(M, layer.qkv_width(), C) + product(M, C, width);
-        double hidden = layer.n_ff, up = layer.up_width(),
+        LayerTime of;
+        PassTime& time = of.forward;
+        double rounded = 0;  // elements of a token
+        // `times` alike; of inputs that are rounded to fp8, with gradients, so many for a token
+        const auto add = [&](BlockProduct which, double rows, double N, double K, double inputs,
+                             double times = 1, bool of_experts = false) {
+            const bool fp8 = in_fp8(number, which);
+            const bool third =
+                fp8 && (of_experts ? fp8_experts_weight_gradients_ : fp8_weight_gradients_);
+            time.products += times * product(rows, N, K, fp8);
+            of.weight_gradients += times * product(rows, N, K, third);
+            if (fp8) rounded += inputs;
+        };
+        double hidden = layer.n_ff, up_width = layer.up_width(),
                weights = C * (layer.qkv_width() + width);
+        add(qkv, M, layer.qkv_width(), C, C / t);
+        add(out, M, C, width, C / t);
         if (layer.experts) {
             const ExpertSpec& experts = layer.experts;
             const double routes = M * experts.n_expert_per_token,
-                         of_expert = routes / experts.n_expert;
+                         of_expert = routes / experts.n_expert,
+                         routed = double{1} * experts.n_expert_per_token * experts.n_ff,
+                         share = routed / (routed + experts.n_ff_shared);
             // Grouped products reach about half of the dense speed (docs/measurements.md).
-            time.products +=
-                2 * experts.n_expert *
-                (product(of_expert, 2.0 * experts.n_ff, C) + product(of_expert, C, experts.n_ff));
-            hidden = double{1} * experts.n_expert_per_token * experts.n_ff + experts.n_ff_shared;
-            up = 2 * hidden;
+            const double times = 2.0 * experts.n_expert;
+            add(up, of_expert, 2.0 * experts.n_ff, C, share * C / t + routed, times, true);
+            add(down, of_expert, C, experts.n_ff, routed, times, true);
+            hidden = routed + experts.n_ff_shared;
+            up_width = 2 * hidden;
             weights += 3 * C * experts.n_ff * experts.n_expert;
-            if (experts.n_ff_shared > 0)
-                time.products +=
-                    product(M, 2.0 * experts.n_ff_shared, C) + product(M, C, experts.n_ff_shared);
+            if (experts.n_ff_shared > 0) {
+                const double of_shared = experts.n_ff_shared;
+                add(shared_up, M, 2 * of_shared, C, (1 - share) * C / t + of_shared);
+                add(shared_down, M, C, of_shared, of_shared);
+            }
             // Rows are copied in the order of experts, and back.
             time.memory += moved(element * 4 * C * routes);
         } else {
-            time.products += product(M, up, C) + product(M, C, hidden);
+            add(up, M, up_width, C, C / t + hidden);
+            add(down, M, C, hidden, hidden);
         }
-        weights += C * (up + hidden);
+        weights += C * (up_width + hidden);
         // What products read and write, and the work between them
         const double of_products =
-                         M * ((4 * C) / t + layer.qkv_width() + width + up + hidden) + weights,
-                     between = M * (12 * C / t + 2 * up + 2 * hidden);
+                         M * ((4 * C) / t + layer.qkv_width() + width + up_width + hidden) +
+                         weights,
+                     between = M * (12 * C / t + 2 * up_width + 2 * hidden);
         time.memory += moved(element * (of_products + e_.elementwise * between));
-        if (options_.fp8) time.memory += moved(e_.quantisation * 3 * M * (3 * C / t + 2 * hidden));
+        time.memory += moved(e_.quantisation * 3 * M * rounded);
         const double pairs = M * layer.seen_keys(shape_.config.sequence_length()),
                      ranks = shape_.mesh.size(Axis::context);
         const double T = shape_.config.sequence_length(),
@@ -161,17 +248,18 @@ class WorkBuilder {
         time.attention = 4 * pairs * width / (peak_ * e_.attention) * e_.software * small_heads *
                          (1 + e_.tile / T) * (1 + e_.context_chunks * (ranks - 1) / ranks);
         time.memory += e_.launch;
-        return time;
+        return of;
     }
 
-    UnitWork layer_work(const LayerSpec& layer) const {
+    UnitWork layer_work(const LayerSpec& layer, int number) const {
+        const LayerTime time = layer_time(layer, number);
         UnitWork unit;
-        unit.forward = layer_forward(layer);
+        unit.forward = time.forward;
         const PassTime& f = unit.forward;
         unit.backward_inputs = {.products = f.products,
                                 .attention = e_.attention_backward * f.attention,
                                 .memory = 1.5 * (f.memory - e_.launch) + e_.launch};
-        unit.backward_weights = {.products = f.products,
+        unit.backward_weights = {.products = time.weight_gradients,
                                  .memory = 0.5 * (f.memory - e_.launch) + e_.launch};
         if (shape_.recompute == Recompute::block) unit.backward_inputs += f;
         if (shape_.recompute == Recompute::elementwise)
@@ -179,7 +267,7 @@ class WorkBuilder {
         unit.backward_inputs.products += options_.again * f.products;
         if (options_.attention_again) unit.backward_inputs.attention += f.attention;
         add_exchanges(unit, layer);
-        if (shape_.offload().activations) {
+        if (offload_.activations) {
             const double bytes = static_cast<double>(tokens_) * layer.n_embd *
                                  static_cast<double>(size_of(shape_.dtype)) /
                                  shape_.mesh.size(Axis::tensor),
@@ -241,7 +329,7 @@ class WorkBuilder {
         const double t = shape_.mesh.size(Axis::tensor),
                      V = static_cast<double>(shape_.spec.vocab_size) / t;
         UnitWork unit;
-        unit.forward.products = product(M, V, shape_.spec.n_embd, 1, false);
+        unit.forward.products = product(M, V, shape_.spec.n_embd, false);
         unit.forward.memory = moved(e_.logits * M * V);
         unit.backward_inputs.products = unit.backward_weights.products = unit.forward.products;
         return unit;
@@ -313,19 +401,17 @@ class WorkBuilder {
         }
     }
 
-    /// What follows the last gradient: sums, the optimizer's pass, and state in the host's memory.
+    /// What follows the last gradient: sums, the optimizer's passes, and state in the host's memory,
+    /// which comes and goes at the same time.
     void add_end(RankWork& work, const ParameterBuffers& buffers, int rank) const {
-        const auto held = static_cast<double>(buffers.layout().numel());
-        const Sharding& s = buffers.sharding();
-        const double owned = s.is_split() ? held / s.size : held;
-        work.optimizer = moved(28 * owned);
-        if (shape_.offload().optimizer)
-            work.optimizer += 2 * 12 * owned / cluster_.host_link;  // there and back
+        const UpdateBytes bytes = update_bytes(buffers, shape_);
+        work.optimizer = moved(bytes.moved);
+        if (offload_.optimizer) work.offload = bytes.state / cluster_.host_link;
         const double flops = muon_flops(shape_, rank);
         if (flops > 0) {
             // With matrices as wide as the model. An iteration is a chain of small kernels.
             const double small = std::min(shape_.spec.n_embd, 8192);
-            work.muon = flops / (peak_ * e_.products) * (1 + 3 * e_.half_size / small);
+            work.muon = flops / (peak_ * other_products_) * (1 + 3 * e_.half_size / small);
             work.optimizer += work.muon;
         }
         if (shape_.mesh.world() > 1) work.sums = 2 * cluster_.latency(shape_.mesh.world(), 1);
@@ -338,7 +424,12 @@ class WorkBuilder {
     DecoderSpec part_;
     int64_t tokens_;  // of a micro-batch on this rank
     double peak_, product_peak_;
+    double other_products_ = 0;  // share of the peak that products beside fp8 reach
+    Offload offload_;
     bool halves_apart_ = false;
+    // Of each layer; empty: none is.
+    std::vector<std::array<bool, block_products>> in_fp8_;
+    bool fp8_weight_gradients_ = true, fp8_experts_weight_gradients_ = true;
 };
 
 }  // namespace

@@ -35,9 +35,11 @@ struct UnitWork {
 
 struct RankWork {
     std::vector<std::vector<UnitWork>> stages;  // units of each, in the order of the forward pass
-    double optimizer = 0;  // seconds after the last gradient: update, and state from the host
+    // Seconds after the last gradient
+    double sums = 0;       // over all ranks
+    double optimizer = 0;  // the update
     double muon = 0;       // of these, Newton–Schulz iterations
-    double sums = 0;       // and the sums over all ranks
+    double offload = 0;    // state on its way from the host's memory and back
 };
 
 /// Weights are gathered before their first use in a step, or with ZeRO-3 before each pass.
@@ -53,13 +55,14 @@ struct StepWork {
 
 struct WorkOptions {
     Software software = Software::own;
-    bool fp8 = false;  // products take fp8 inputs
+    /// Products take fp8 operands: those that fp8_products() names, or all of blocks where the
+    /// configuration has no fp8, as in other programs.
+    bool fp8 = false;
     double again = 0;  // share of the forward products that is computed again, beside
                        // memory.recompute
     bool attention_again = false;
     std::optional<Axis> without = {};               // exchanges along this axis take no time
     std::optional<Efficiencies> efficiencies = {};  // nothing: the table's
-    const Registry* registry = nullptr;  // of the whole model, for registry_of_rank(); null: made
 };
 
 /// config.batch.micro_batch must be given. Times of a rank with the most micro-batches, and of
