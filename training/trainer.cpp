@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -19,7 +20,8 @@ namespace {
 
 std::vector<std::string> names_of_all(const RunShape& shape) {
     std::vector<std::string> names;
-    for (const Parameter& p : whole_registry(shape)->parameters) names.push_back(p.name);
+    const std::shared_ptr<const Registry> whole = whole_registry(shape);
+    for (const Parameter& p : whole->parameters) names.push_back(p.name);
     return names;
 }
 

@@ -257,7 +257,9 @@ TEST_CASE("an offload that was chosen is kept, and one that was not is measured 
     }
     CHECK(choose_by_memory(older, available, shape, elsewhere, speeds).offload == fresh.offload);
     // If it does not fit any more, the rest is kept.
-    const DeviceAndHost more{plenty, 0}, less{plenty, least(none).host};
+    const uint64_t staging =
+        fit_into({plenty, plenty}, with_kept(shape.with_offload({}), fresh), elsewhere).memory.host;
+    const DeviceAndHost more{plenty, 0}, less{plenty, staging};
     Choices lost = fresh;
     lost.offload = words_of(optimizer);
     CHECK(usable_choices(lost, less, shape, elsewhere).micro_batch == fresh.micro_batch);

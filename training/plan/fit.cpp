@@ -320,6 +320,12 @@ std::string change_that_fits(const RunShape& shape, const Device& device,
                       on > ranks ? concat(" on ", on, " ranks with as much memory each") : "",
                       settings_of(config, changed));
     };
+    const std::optional<Offload> offload = offload_of(config);
+    if (offload && !(*offload == Offload{})) {  // perhaps the host is short
+        Config other = config;
+        other.memory.offload = {"auto"};
+        if (const std::string found = try_with(other, ranks); !found.empty()) return found;
+    }
     Config open = config;
     open.memory.recompute = std::nullopt;
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;
