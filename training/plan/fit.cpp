@@ -245,7 +245,8 @@ Fit fit_into(const DeviceAndHost& available, const RunShape& given, const Device
                                    step_time, choice.time);
             if (is_better(choice, of_offload)) of_offload = choice;
         }
-        if (!(offload == Offload{})) of_offload->time /= gain;
+        for (const bool is_offloaded : {offload.optimizer, offload.activations})
+            if (is_offloaded) of_offload->time /= gain;
         if (is_better(*of_offload, best)) best = of_offload;
     }
     return best->fit;

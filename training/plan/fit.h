@@ -67,10 +67,10 @@ struct Fit {
 ///                             step
 ///
 /// Weights and gradients are taken only where the stage is "auto"; without speeds, the first stage
-/// that fits is chosen. If memory.offload is "auto", a GPU offloads where nothing fits otherwise, or
-/// if the estimate is 5 % better for it, and of the ways to offload takes the one with the best
-/// estimate, each with the stage that it would have if it were given. Without speeds, it takes the
-/// first of nothing, activations, the optimizer, and both that fits. A chosen micro-batch has
+/// that fits is chosen. If memory.offload is "auto", each of nothing, activations, the optimizer,
+/// and both has the choices that it would have if it were given. Of those that fit, a GPU takes the
+/// one with the least time, where the optimizer and activations count as 5 % each; without speeds,
+/// the first one. A chosen micro-batch has
 /// at most 4,096 tokens (65,536 on a GPU), beyond which nothing is gained, or one sequence where
 /// that is longer. If nothing fits: the choice that needs the
 /// least memory, of those that the host has memory for. Throws Error where a
