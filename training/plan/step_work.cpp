@@ -3,20 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "base/error.h"
-#include "kernels/adamw.h"
-#include "kernels/muon/newton_schulz.h"
-#include "model/families/family.h"
 #include "parallel/group_ctas.h"
 #include "parallel/state/gradient_sums.h"
-#include "parallel/state/matrices.h"
-#include "training/optimizer.h"
+#include "training/plan/update_work.h"
 
 namespace train_gpt {
 
@@ -42,34 +36,6 @@ struct Group {
 enum BlockProduct : uint8_t { qkv, out, up, down, shared_up, shared_down, block_products };
 constexpr std::array<std::string_view, block_products> product_words = {
     "qkv", "out", "up", "down", "shared_up", "shared_down"};
-
-/// Bytes of a rank's update.
-struct UpdateBytes {
-    double moved = 0;  // that its passes over memory read and write
-    double state = 0;  // of masters and slots beside the weights, which offloading moves each way
-};
-UpdateBytes update_bytes(const ParameterBuffers& buffers, const RunShape& shape) {
-    const std::vector<OptimizerSlot> slots = optimizer_slots(shape.config.optimizer.state_dtype);
-    const DType moments = slots.front().dtype;
-    // A matrix's momentum and update are written to a buffer of this dtype and read again.
-    const double values = 2.0 * static_cast<double>(size_of(shape.config.optimizer.muon_dtype));
-    UpdateBytes bytes;
-    for (const ParameterBuffers::Piece& piece : buffers.pieces()) {
-        const int64_t n = piece.range.n;
-        const double weights = piece.weights ? sizeof(bf16) : 0,
-                     of_matrix = sizeof(float) + 2.0 * static_cast<double>(size_of(moments)) +
-                                 values + 2 * sizeof(float) + weights;
-        const AdamWSegment segment{.weights = piece.weights, .n = n};
-        const bool is_matrix = buffers.is_matrix(piece.parameter);
-        bytes.moved += is_matrix ? of_matrix * static_cast<double>(n)
-                                 : cost_of(std::span(&segment, 1), moments).bytes;
-        if (piece.weights) bytes.state += static_cast<double>(sizeof(float)) * double(n);
-        for (const OptimizerSlot& slot : slots)
-            if (buffers.has(slot, piece.parameter))
-                bytes.state += static_cast<double>(slot.bytes(n));
-    }
-    return bytes;
-}
 
 class WorkBuilder {
   public:
@@ -441,24 +407,6 @@ StepWork step_work(const RunShape& shape, const Cluster& cluster, const WorkOpti
 void time_passes(StepWork& work, const RunShape& shape, const Cluster& cluster,
                  const WorkOptions& options) {
     WorkBuilder(shape, cluster, options).time_passes(work);
-}
-
-double muon_flops(const RunShape& shape, int rank) {
-    if (shape.config.optimizer.name != OptimizerName::muon) return 0;
-    Arena counting = Arena::counting(Device{});
-    const ParameterBuffers buffers(counting, registry_of_rank(shape, rank).parameters, shape.dtype,
-                                   ParameterBuffers::Use::training, sharding_of(shape, rank));
-    std::map<int, double> of_owner;
-    double most = 0;
-    for (const OwnedMatrix& m : owned_matrices(buffers)) {
-        const MatrixGroup group{{m.rows.n, m.cols}, 1, nullptr};
-        double& flops = of_owner[m.owner];
-        flops += cost_of(NewtonSchulz{.groups = {&group, 1},
-                                      .coefficients = shape.config.optimizer.muon_coefficients})
-                     .flops;
-        most = std::max(most, flops);
-    }
-    return most;
 }
 
 }  // namespace train_gpt

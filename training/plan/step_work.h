@@ -74,8 +74,4 @@ StepWork step_work(const RunShape& shape, const Cluster& cluster, const WorkOpti
 void time_passes(StepWork& work, const RunShape& shape, const Cluster& cluster,
                  const WorkOptions& options = {});
 
-/// The FLOPs of Muon's iterations on the rank that has the most of them in a step, of one pipeline
-/// rank; 0 with another optimizer.
-double muon_flops(const RunShape& shape, int rank);
-
 }  // namespace train_gpt
