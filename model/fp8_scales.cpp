@@ -166,8 +166,9 @@ Fp8Scales::Fp8Scales(const Fp8Options& options, const std::vector<Fp8Product>& p
     int64_t i = 0;
     for (const Fp8Product& product : products) {
         if (!product.is_fp8()) continue;
-        // Gradients come in the opposite order: an operand that is not finite makes later ones so.
-        const int64_t x = i, w = n_ / 3 + i, dy = n_ - 1 - i;
+        // In the order in which a step reads them, since an operand that is not finite makes later
+        // ones so: forward, input and weight of each product; backward, the gradients in reverse.
+        const int64_t x = 2 * i, w = 2 * i + 1, dy = n_ - 1 - i;
         const auto scaling = [&](int64_t operand, const char* what) {
             operands_[static_cast<size_t>(operand)] = concat(what, " of ", product.name);
             return Fp8Scaling{.scale = delayed_ ? scale_ + operand : nullptr,
@@ -200,6 +201,14 @@ std::vector<const ProductScales*> Fp8Scales::of_parameters(size_t held) const {
     std::vector<const ProductScales*> all;
     for (size_t i = 0; i < held; ++i) all.push_back(of(static_cast<int>(i)));
     return all;
+}
+
+bool Fp8Scales::set_for_warm_up() {
+    if (n_ == 0 || !delayed_) return false;
+    const std::vector<float> ones(static_cast<size_t>(n_), 1.0f);
+    copy_now(device_, scale_, ones.data(), ones.size() * sizeof(float));
+    set_known(true);
+    return true;
 }
 
 void Fp8Scales::begin_step(Stream& stream) {

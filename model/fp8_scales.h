@@ -99,17 +99,21 @@ class Fp8Scales {
 
     /// For checkpoints, after all work on the device. Empty unless scaling is delayed.
     Fp8History history() const;
-    /// Continues after a history of the same operands.
-    void set_history(const Fp8History& history);
     /// The same from a copy of on_device(), what the history consists of in the device's memory.
     Fp8History history_in(const std::byte* copy) const;
     std::span<const std::byte> on_device() const;
+    /// Continues after a history of the same operands; an operand with magnitudes of 0 alone has
+    /// none.
+    void set_history(const Fp8History& history);
+    /// With delayed scaling, sets all scales to 1 until set_history() and takes them as known, so
+    /// that a warm-up also runs the kernels that round their results. Returns whether it did.
+    bool set_for_warm_up();
 
   private:
     size_t history_bytes() const;
     void set_known(bool known);
 
-    int64_t n_ = 0;  // operands: inputs, weights, and gradients from the last product to the first
+    int64_t n_ = 0;  // operands: input and weight of each product, then gradients in reverse
     bool delayed_ = false;
     Device device_;
     std::vector<std::string> operands_;

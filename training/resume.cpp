@@ -163,6 +163,16 @@ std::string note_on_kernels(const Choices& kept, const Choices& chosen) {
                   ", so its results may differ in the last bits");
 }
 
+/// The note for a run that resumes with operands in fp8 of which its checkpoint has no magnitudes.
+std::string note_on_fp8(const std::vector<std::string>& operands) {
+    const size_t others = operands.size() - 1;
+    return concat("note: the checkpoint has no magnitudes in fp8 of the ", operands.front(),
+                  others == 0   ? ""
+                  : others == 1 ? concat(" and of the ", operands[1])
+                                : concat(" and of ", others, " other operands"),
+                  "; delayed scaling begins anew for ", others == 0 ? "it" : "them");
+}
+
 /// The note for a run whose ranks had another number of threads, where that changes bits.
 std::string note_on_threads(const Choices& kept, const Choices& chosen) {
     if (kept.threads == 0 || chosen.threads == 0 || kept.threads == chosen.threads) return "";
@@ -241,6 +251,7 @@ std::optional<RunPosition> resume(const Config& config, const RunData& data, Tra
         return found->string();
     });
     if (checkpoint.empty()) return {};
+    std::vector<std::string> new_in_fp8;
     together(world, [&] {
         load_training_state(checkpoint, trainer.parameters, pulse);
         trainer.optimizer.set_spike_history(read_spikes(checkpoint));
@@ -248,7 +259,7 @@ std::optional<RunPosition> resume(const Config& config, const RunData& data, Tra
         if (counts > 0) trainer.routers.set_last_counts(read_routers(checkpoint, counts));
         if (Grids* grids = trainer.parameters.grids())
             read_grids(checkpoint, trainer.stream, *grids);
-        read_fp8(checkpoint, trainer.fp8);
+        new_in_fp8 = read_fp8(checkpoint, trainer.fp8);
         return "";
     });
     trainer.parameters.weights.gather_all(trainer.stream);
@@ -259,6 +270,7 @@ std::optional<RunPosition> resume(const Config& config, const RunData& data, Tra
     });
     const int64_t tokens = next.position.tokens.before(next.position.step);
     progress.say(concat("resuming from ", checkpoint.string(), ", after ", tokens, " tokens"));
+    if (!new_in_fp8.empty()) progress.say(note_on_fp8(new_in_fp8));
     if (!next.changed.empty())
         progress.say(concat("note: ", next.changed,
                             next.changed.find(',') == std::string::npos ? " has" : " have",

@@ -263,13 +263,18 @@ void Trainer::warm_up() {
     model.evaluate(stream, batch);
     batch.trains = bool{fp8};  // the kernels of a step
     // A product is timed when it first overwrites its result, as in a step's first micro-batch.
-    for (const bool exchanges : {false, true}) {
-        if (exchanges && reserved_sms_ == 0) continue;
+    const auto pass = [&](int reserved_sms) {
         parameters.gradients.begin_step(2, 2);
         for (int i = 0; i < 2; ++i) {
-            model.warm_up(stream, batch, exchanges ? reserved_sms_ : 0);
+            model.warm_up(stream, batch, reserved_sms);
             if (counts_losses_) add_losses(batch, i);
         }
+    };
+    pass(0);
+    if (reserved_sms_ > 0) pass(reserved_sms_);
+    if (fp8.set_for_warm_up()) {
+        pass(0);
+        fp8.set_history({});
     }
     const std::vector<int32_t> prompt{token(), token()};
     for (const size_t n : {size_t{1}, prompt.size()}) {

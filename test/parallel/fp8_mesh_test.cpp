@@ -30,48 +30,75 @@ constexpr MeshCase meshes[] = {
     trains("qwen3", 4).context(2).pipeline(2, "interleaved", 2).fp8("delayed"),
 };
 
-/// Whether ranks that share products or sequences compute this operand with the bits of one rank in
-/// the first step: weights, and what comes straight from the embedding.
+/// Whether ranks that share products or sequences compute this operand with the bits of one rank:
+/// weights, and what comes straight from the embedding.
 bool is_exact(const std::string& operand) {
     return operand.starts_with("weight") || operand == "input of 0.qkv";
 }
 
-void check_case(const World& part, const MeshCase& c, uint64_t seed) {
-    CAPTURE(mesh_job::name_of(c), seed);
-    MeshRun run(part, Device{}, config_of(c, seed, "cpu"));
-    std::vector<double> losses;
-    Fp8History first;
-    for (int step = 0; step < 4; ++step) {
-        losses.push_back(run.step().sums.loss);
-        if (step == 0) first = run.trainer().fp8.history();
-    }
-    // All ranks have the same history, with numbers for each operand of the model.
-    const Fp8History history = run.trainer().fp8.history();
+/// All ranks have the same history, with a number for each operand of the model.
+void check_same_on_all(const World& part, const Fp8History& history) {
     std::vector<double> sums(history.amax.begin(), history.amax.end());
     part.all_reduce_sum(sums);
     for (size_t i = 0; i < sums.size(); ++i)
         REQUIRE(sums[i] == static_cast<double>(part.size()) * history.amax[i]);
+}
+
+/// A run's losses, and the largest magnitudes of its first step, from a history on.
+struct Steps {
+    std::vector<double> losses;
+    std::vector<float> amax;
+
+    Steps(MeshRun& run, const Fp8History& known) {
+        Fp8Scales& scales = run.trainer().fp8;
+        scales.set_history(known);
+        for (int step = 0; step < 3; ++step) {
+            losses.push_back(run.step().sums.loss);
+            if (step > 0) continue;
+            amax = scales.history().amax;
+            amax.erase(amax.begin(), amax.begin() + std::ssize(known.amax));
+        }
+    }
+};
+
+/// With the scales of one step, ranks and one rank round the same numbers to the same codes. What
+/// differs is the order of sums, in bf16 also their rounding before ranks add them up, and in few
+/// places the code that a number next to the middle of two codes becomes.
+void check_case(const World& part, const MeshCase& c, uint64_t seed) {
+    CAPTURE(mesh_job::name_of(c), seed);
+    Fp8History known;
+    if (std::string(c.fp8) == "delayed") {
+        MeshRun first(part, Device{}, config_of(c, seed, "cpu"));
+        first.step();
+        known = first.trainer().fp8.history();
+        check_same_on_all(part, known);
+    }
+    MeshRun run(part, Device{}, config_of(c, seed, "cpu"));
+    const Steps steps(run, known);
+    check_same_on_all(part, run.trainer().fp8.history());
     if (part.rank() > 0) return;
 
     MeshRun one(World(), Device{}, config_of(c, seed, "cpu", false));
-    std::vector<double> expected;
-    Fp8History of_one;
-    for (int step = 0; step < 4; ++step) {
-        expected.push_back(one.step().sums.loss);
-        if (step == 0) of_one = one.trainer().fp8.history();
-    }
-    for (size_t step = 0; step < expected.size(); ++step) {
+    const Steps expected(one, known);
+    for (size_t step = 0; step < expected.losses.size(); ++step) {
         CAPTURE(step);
-        CHECK(std::abs(losses[step] / expected[step] - 1) < 0.005);
+        CHECK(std::abs(steps.losses[step] / expected.losses[step] - 1) < 0.005);
     }
-    CHECK(first.operands == of_one.operands);
-    for (size_t i = 0; i < first.amax.size(); ++i) {
-        CAPTURE(first.operands[i]);
-        if (is_exact(first.operands[i]))
-            CHECK(first.amax[i] == of_one.amax[i]);
-        else  // an element that rounds otherwise changes the largest one
-            CHECK(std::abs(first.amax[i] / of_one.amax[i] - 1) < 0.2);
+    CHECK(known.operands == one.trainer().fp8.history().operands);
+    const bool in_bf16 = std::string(c.dtype) == "bf16";
+    std::vector<double> errors;
+    for (size_t i = 0; i < known.operands.size(); ++i) {
+        const double error = std::abs(steps.amax[i] / expected.amax[i] - 1);
+        CAPTURE(known.operands[i], steps.amax[i], expected.amax[i]);
+        if (is_exact(known.operands[i])) CHECK(error == 0);
+        CHECK(error < (in_bf16 ? 0.08 : 0.02));
+        errors.push_back(error);
     }
+    if (errors.empty()) return;
+    std::ranges::sort(errors);
+    WARN("E " << c.dtype << " " << mesh_job::name_of(c) << " median " << errors[errors.size() / 2]
+              << " " << errors[errors.size() * 3 / 4] << " p90 " << errors[errors.size() * 9 / 10]
+              << " max " << errors.back());
 }
 
 }  // namespace
@@ -120,4 +147,37 @@ TEST_CASE("a run in fp8 continues on other ranks with the same bytes, scales amo
     CHECK((state_of(one, 20) == state_of(resumed, 20)));
     check_same(resumed, "step-00000007");
     check_same(resumed, "step-00000020");
+}
+
+TEST_CASE("a run that resumes with more products in fp8 says so, and keeps the others' history",
+          "[fp8][training]") {
+    const Job job(2, {{"model.n_embd", "64"},
+                      {"model.n_head", "4"},
+                      {"model.n_ctx", "16"},
+                      {"batch.sequence_length", "16"},
+                      {"schedule.steps", "5"},
+                      {"batch.micro_batch", "1"},
+                      {"batch.tokens_per_step", "32"},
+                      {"precision.fp8", "delayed"},
+                      {"precision.dtype", random_dtype().name}});
+    const Command command =
+        job.command("train", "run", {{"precision.fp8_skip", "[\"0\"]"}}, {"--stop-at", "3"});
+    run_program(command);
+    const ProgramResult resumed = run_program(job.command("train", "run"));
+    INFO(resumed.output);
+    REQUIRE(resumed.exit_code == 0);
+    CHECK(contains(resumed.output,
+                   "note: the checkpoint has no magnitudes in fp8 of the input of 0.qkv and of 11 "
+                   "other operands; delayed scaling begins anew for them"));
+    const SafetensorsFile file(job.path("run") + "/" + step_folder(5) + "/fp8.safetensors");
+    for (const char* operand : {"weight of 0.down", "weight of 1.down"}) {
+        REQUIRE(file.at(operand).numel() == 5);
+        std::vector<float> amax(5);
+        file.read_floats(file.at(operand), amax.data());
+        CAPTURE(operand, amax);
+        for (size_t step = 0; step < amax.size(); ++step)
+            CHECK((amax[step] > 0) == (step >= 3 || std::string(operand) == "weight of 1.down"));
+    }
+    CHECK_FALSE(
+        contains(run_program(job.command("train", "other")).output, "no magnitudes in fp8"));
 }

@@ -4,9 +4,11 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "device/copy.h"
 #include "device/profile.h"
 #include "model/fp8_scales.h"
 #include "test/catch.h"
@@ -98,6 +100,26 @@ void multiply_norm(MeshRun& run, int layer, float factor) {
     state.write(ParameterState::master, norm, 0, values);
 }
 
+/// Makes one element of a weight NaN. Returns the weight's product.
+std::string spoil_weight(MeshRun& run) {
+    constexpr std::pair<const char*, int BlockParameters::*> weights[] = {
+        {"qkv", &BlockParameters::qkv_w},
+        {"out", &BlockParameters::out_w},
+        {"up", &BlockParameters::up_w},
+        {"down", &BlockParameters::down_w}};
+    const int layer = static_cast<int>(random_int(0, run.spec().n_layer - 1));
+    const auto& [word, member] = weights[random_int(0, 3)];
+    const Registry& registry = run.trainer().registry.stages.front();
+    const int weight = registry.blocks[static_cast<size_t>(layer)].*member;
+    ParameterState& state = run.trainer().parameters.state;
+    std::vector<float> values(static_cast<size_t>(
+        run.trainer().parameters.parameters()[static_cast<size_t>(weight)].numel()));
+    state.read(ParameterState::master, weight, 0, values);
+    values[static_cast<size_t>(random_int(0, std::ssize(values) - 1))] = NAN;
+    state.write(ParameterState::master, weight, 0, values);
+    return concat(layer, ".", word);
+}
+
 /// The largest magnitudes of an operand, step by step.
 std::vector<float> amax_of(const MeshRun& run, const std::string& operand) {
     const Fp8History history = const_cast<MeshRun&>(run).trainer().fp8.history();
@@ -187,6 +209,56 @@ TEST_CASE("weights are rounded once a step, for all micro-batches and both passe
             if (total.kind == "fp8_round") CHECK(total.calls == 3 * weights_in_fp8(run));
         run.trainer().stream.profiler = nullptr;
     }
+}
+
+TEST_CASE("on a GPU a gradient is rounded once for both products that read it",
+          "[fp8][training][cuda]") {
+    if (test_devices().size() < 2) return;
+    for (const char* recipe : {"delayed", "current"}) {
+        const Model model;
+        CAPTURE(recipe, model.seed, model.family, model.in_bf16);
+        Config config = model.config(recipe);
+        config.device = "cuda";
+        MeshRun run(World(), test_devices().back(), config);
+        Profiler profiler{test_devices().back()};
+        run.trainer().stream.profiler = &profiler;
+        run.step();
+        int64_t rounded = 0;  // apart from what a product rounds itself
+        for (const Profiler::Total& total : profiler.totals())
+            if (total.kind == "fp8_round") rounded += total.calls;
+        const int64_t micro_batches =
+            config.batch.tokens_per_step / (config.batch.micro_batch * config.sequence_length());
+        CAPTURE(micro_batches);
+        CHECK(rounded == (1 + micro_batches) * weights_in_fp8(run));
+        run.trainer().stream.profiler = nullptr;
+    }
+}
+
+TEST_CASE("a warm-up runs the kernels that round their results, and leaves no scales",
+          "[fp8][training][cuda]") {
+    if (test_devices().size() < 2) return;
+    const Device& device = test_devices().back();
+    Model model;
+    model.in_bf16 = true;
+    CAPTURE(model.seed, model.family);
+    Config config = model.config("delayed");
+    config.device = "cuda";
+    MeshRun run(World(), device, config, [&](Trainer& trainer) {
+        trainer.warm_up();
+        for (const BlockParameters& block : trainer.registry.stages.front().blocks)
+            for (const int weight : {block.qkv_w, block.up_w, block.down_w}) {
+                const Fp8Scaling& x = trainer.fp8.of(weight)->x;
+                float scale = NAN, inverse = NAN;
+                copy_now(device, &scale, x.scale, sizeof scale);
+                copy_now(device, &inverse, x.inverse, sizeof inverse);
+                CHECK_FALSE(x.is_set);
+                CHECK(scale == 0);
+                CHECK(inverse == 1);  // only such a kernel writes it
+            }
+    });
+    CHECK(run.trainer().fp8.history().amax.empty());
+    MeshRun other(World(), device, config);
+    for (int step = 0; step < 2; ++step) CHECK(run.step().sums.loss == other.step().sums.loss);
 }
 
 TEST_CASE("plans count rounded weights: all, or with ZeRO-3 those of two buckets",
@@ -341,6 +413,21 @@ TEST_CASE("infinity and NaN go through fp8, and the first operand with one is na
         }
 }
 
+TEST_CASE("a NaN that begins in a weight is named by the weight, not by what it spoils",
+          "[fp8][training]") {
+    for (const char* recipe : {"delayed", "current"}) {
+        const Model model;
+        CAPTURE(recipe, model.seed, model.family, model.in_bf16);
+        MeshRun run = model.run(recipe);
+        run.step();
+        const std::string product = spoil_weight(run);
+        const StepOutcome outcome = run.step();
+        CHECK(outcome.state.stop != 0);
+        REQUIRE(outcome.fp8.not_finite >= 0);
+        CHECK(run.trainer().fp8.name_of(outcome.fp8.not_finite) == "weight of " + product);
+    }
+}
+
 TEST_CASE("a run in fp8 continues from its checkpoint bit for bit, with the scales",
           "[fp8][checkpoint]") {
     for (const char* recipe : {"delayed", "current"}) {
@@ -358,7 +445,7 @@ TEST_CASE("a run in fp8 continues from its checkpoint bit for bit, with the scal
                                             .fp8 = history});
         load_training_state(checkpoint, second.trainer().parameters);
         second.trainer().parameters.weights.gather_all(second.trainer().stream);
-        CHECK(read_fp8(checkpoint, second.trainer().fp8) == (std::string(recipe) == "delayed"));
+        CHECK(read_fp8(checkpoint, second.trainer().fp8).empty());
         CHECK(second.trainer().fp8.history().amax == history.amax);
         second.skip(3);
         for (int i = 0; i < 3; ++i) CHECK(first.step().sums.loss == second.step().sums.loss);
@@ -367,7 +454,7 @@ TEST_CASE("a run in fp8 continues from its checkpoint bit for bit, with the scal
     }
 }
 
-TEST_CASE("scales of other products are not taken from a checkpoint, and damage is refused",
+TEST_CASE("a checkpoint gives what it has of a history, others begin anew, and damage is refused",
           "[fp8][checkpoint]") {
     const Model model;
     CAPTURE(model.seed, model.family, model.in_bf16);
@@ -375,12 +462,33 @@ TEST_CASE("scales of other products are not taken from a checkpoint, and damage 
     for (int i = 0; i < 2; ++i) run.step();
     const Fp8History history = run.trainer().fp8.history();
     const TemporaryDirectory folder;
-    CHECK_FALSE(read_fp8(folder.path(), run.trainer().fp8));
+    Fp8Scales& scales = run.trainer().fp8;
+    const size_t n = history.operands.size();
+    CHECK(read_fp8(folder.path(), scales) == history.operands);
+    CHECK(scales.history().amax == history.amax);
+    // Of another order, as files of earlier versions.
+    Fp8History backwards = history;
+    std::ranges::reverse(backwards.operands);
+    for (size_t step = 0; step < 2; ++step)
+        std::reverse(backwards.amax.begin() + static_cast<std::ptrdiff_t>(step * n),
+                     backwards.amax.begin() + static_cast<std::ptrdiff_t>((step + 1) * n));
+    write_fp8(folder.path(), backwards);
+    scales.set_history({});
+    CHECK(read_fp8(folder.path(), scales).empty());
+    CHECK(scales.history().amax == history.amax);
+    // Without one of the operands.
+    const auto missing = static_cast<size_t>(random_int(0, std::ssize(history.operands) - 1));
     Fp8History fewer = history;
-    fewer.operands[1] = "input of something else";
+    fewer.operands[missing] = "input of something else";
     write_fp8(folder.path(), fewer);
-    CHECK_FALSE(read_fp8(folder.path(), run.trainer().fp8));
-    CHECK(run.trainer().fp8.history().amax == history.amax);
+    CHECK(read_fp8(folder.path(), scales) == std::vector{history.operands[missing]});
+    Fp8History expected = history;
+    for (size_t step = 0; step < 2; ++step) expected.amax[step * n + missing] = 0;
+    CHECK(scales.history().amax == expected.amax);
+    const StepOutcome next = run.step();
+    CHECK(next.fp8.steps == 3);
+    CHECK(next.fp8.unset == 0);
+    CHECK(amax_of(run, history.operands[missing]).back() > 0);
     for (const float bad :
          {-1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
         Fp8History damaged = history;

@@ -31,23 +31,30 @@ std::string write_fp8(const std::filesystem::path& checkpoint, const Fp8History&
     return file_name;
 }
 
-bool read_fp8(const std::filesystem::path& checkpoint, Fp8Scales& scales) {
+std::vector<std::string> read_fp8(const std::filesystem::path& checkpoint, Fp8Scales& scales) {
     const std::filesystem::path path = checkpoint / file_name;
     Fp8History history = scales.history();
     const size_t n = history.operands.size();
-    if (n == 0 || !std::filesystem::exists(path)) return false;
+    if (n == 0) return {};
+    if (!std::filesystem::exists(path)) return history.operands;
     const SafetensorsFile file(path);
-    const TensorInfo* const first = file.find(history.operands.front());
-    if (!first) return false;
+    std::vector<std::string> absent;
+    const TensorInfo* first = nullptr;
+    for (const std::string& operand : history.operands) {
+        const TensorInfo* const tensor = file.find(operand);
+        if (!tensor) absent.push_back(operand);
+        if (!first) first = tensor;
+    }
+    if (!first) return absent;
     const int64_t steps = first->numel();
     if (steps > Fp8Scales::history_steps)
         throw Error(path.string(), " has ", steps, " steps, more than ", Fp8Scales::history_steps,
                     "; restore the checkpoint from a copy or use another one");
-    history.amax.resize(static_cast<size_t>(steps) * n);
+    history.amax.assign(static_cast<size_t>(steps) * n, 0);
     std::vector<float> of_operand(static_cast<size_t>(steps));
     for (size_t i = 0; i < n; ++i) {
         const TensorInfo* const tensor = file.find(history.operands[i]);
-        if (!tensor) return false;
+        if (!tensor) continue;
         file.read_floats(file.at(tensor->name, first->shape), of_operand.data());
         if (std::ranges::any_of(of_operand, [](float x) { return !(x >= 0 && x - x == 0); }))
             throw Error(path.string(), ": ", quoted(tensor->name),
@@ -57,7 +64,7 @@ bool read_fp8(const std::filesystem::path& checkpoint, Fp8Scales& scales) {
             history.amax[step * n + i] = of_operand[step];
     }
     scales.set_history(history);
-    return true;
+    return absent;
 }
 
 }  // namespace train_gpt
