@@ -430,13 +430,17 @@ size_t expert_layer_scratch_bytes(const Stream& stream, const LayerSpec& layer, 
     const ExpertSpec& e = layer.experts;
     const int64_t C = layer.n_embd, E = e.n_expert, R = rows * e.n_expert_per_token,
                   S = e.n_ff_shared;
-    size_t most =
-        std::max({grouped_linear_scratch_bytes(
-                      stream, {.dtype = dtype, .E = E, .R = R, .N = 2 * e.n_ff, .K = C}),
-                  grouped_linear_scratch_bytes(
-                      stream, {.dtype = dtype, .E = E, .R = R, .N = C, .K = e.n_ff}),
-                  route_scratch_bytes(rows, sequences, E), group_rows_scratch_bytes(stream, R, E),
-                  linear_scratch_bytes(stream, dtype, rows, E, C)});
+    const auto of_experts = [&](int64_t N, int64_t K) {
+        return grouped_linear_scratch_bytes(stream, {.dtype = dtype,
+                                                     .E = E,
+                                                     .R = R,
+                                                     .N = N,
+                                                     .K = K,
+                                                     .rounds_weights = false});  // leases have them
+    };
+    size_t most = std::max(
+        {of_experts(2 * e.n_ff, C), of_experts(C, e.n_ff), route_scratch_bytes(rows, sequences, E),
+         group_rows_scratch_bytes(stream, R, E), linear_scratch_bytes(stream, dtype, rows, E, C)});
     if (S > 0)
         most = std::max({most, linear_scratch_bytes(stream, dtype, rows, 2 * S, C),
                          linear_scratch_bytes(stream, dtype, rows, C, S)});

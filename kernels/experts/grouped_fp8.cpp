@@ -151,7 +151,7 @@ size_t grouped_fp8_scratch_bytes(const Stream& stream, const GroupedLinearShape&
     // The operands, one of them also gathered, and the sums.
     const int64_t widest = shape.R * std::max(shape.N, shape.K);
     return bytes(widest, DType::fp32) + 2 * bytes(widest, shape.dtype) +
-           bytes(shape.E * shape.N * shape.K, shape.dtype);
+           bytes(shape.rounds_weights ? shape.E * shape.N * shape.K : 0, shape.dtype);
 }
 
 }  // namespace train_gpt

@@ -344,7 +344,8 @@ void grouped_linear_backward_input_fp8(Stream& stream, const GroupedLinearBackwa
 }
 
 size_t grouped_fp8_scratch_bytes(const GroupedLinearShape& shape) {
-    return Scratch::bytes(shape.R * std::max(shape.N, shape.K), shape.E * shape.N * shape.K);
+    return Scratch::bytes(shape.R * std::max(shape.N, shape.K),
+                          shape.rounds_weights ? shape.E * shape.N * shape.K : 0);
 }
 
 }  // namespace train_gpt::cuda

@@ -49,6 +49,8 @@ void grouped_linear_backward_weight(Stream& stream, const GroupedLinearBackwardW
 struct GroupedLinearShape {
     DType dtype = DType::fp32;
     int64_t E = 0, R = 0, N = 0, K = 0;
+    /// In fp8: calls may come without `rounded`, and round the weights themselves.
+    bool rounds_weights = true;
 };
 /// The scratch memory that the three calls need; in fp8, too, where KernelSettings::fp8 says that
 /// there are such products.
