@@ -197,6 +197,9 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     Trainer trainer(shape, arena, mesh.rank());
     const Choices choices = choose_kernels(trainer, decided, world);
     const AttentionUse attention = attention_of_ranks(trainer.stream, world);
+    if (trainer.fp8)
+        for (const std::string& refusal : fp8_refusals_of_ranks(trainer.stream, world))
+            progress.say(concat("note: ", refusal, "; kernels then do not round their results"));
     trainer.connect(mesh);
 
     // Take the weights and the optimizer's state from the newest checkpoint, or begin a new run

@@ -217,14 +217,14 @@ void attention_layer_backward(const BackwardPass& pass) {
     const BlockGradients& g = pass.g;
     const Tensor dmid = pass.gather_dres(g.dmid);
     pass.restore(pass.block.norm1());
-    if (pass.inputs) pass.input_gradient(g.datt, dmid, p.out_w);
-    pass.weight_gradient(p.out_w, -1, a.att, dmid);
-    if (pass.inputs) {
-        scores_backward(pass);
-        pass.norm_output_gradient(g.dqkv, p.qkv_w);
-    }
+    const Fp8Matrix of_dmid = pass.rounded_gradient(dmid, p.out_w);
+    if (pass.inputs) pass.input_gradient(g.datt, dmid, p.out_w, {}, of_dmid);
+    pass.weight_gradient(p.out_w, -1, a.att, dmid, {}, of_dmid);
+    if (pass.inputs) scores_backward(pass);
+    const Fp8Matrix of_dqkv = pass.rounded_gradient(g.dqkv, p.qkv_w);
+    if (pass.inputs) pass.norm_output_gradient(g.dqkv, p.qkv_w, of_dqkv);
     pass.weight_gradient_of_norm(p.qkv_w, p.qkv_b, a.norm1, g.dqkv,
-                                 pass.block.rounded_norm1().matrix());
+                                 pass.block.rounded_norm1().matrix(), of_dqkv);
 }
 
 size_t attention_layer_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype,

@@ -104,41 +104,73 @@ void BackwardPass::restore(const StreamNorm& of) const {
         block.residual.gather_again(stream, of);
 }
 
-void BackwardPass::input_gradient(Tensor dx, Tensor dy, int weight, Tensor preact) const {
+// The reciprocal of the scale lies in front of the codes.
+constexpr int64_t front_of_codes = 256;
+
+size_t rounded_gradient_bytes(int64_t rows, int64_t cols) {
+    return static_cast<size_t>(front_of_codes + 2 * rows * cols);
+}
+
+Fp8Matrix BackwardPass::rounded_gradient(Tensor dy, int weight) const {
+    const ProductScales* const of = block.scales(weight);
+    if (!g.rounded || !inputs || !weights || !of || !of->weight_gradient || fp8_was_refused(stream))
+        return {};
+    const int64_t rows = dy.rows(), cols = dy.cols();
+    assert(g.rounded.bytes() >= rounded_gradient_bytes(rows, cols));
+    auto* const codes = static_cast<std::byte*>(g.rounded.data) + front_of_codes;
+    auto* const inverse = static_cast<float*>(g.rounded.data);
+    const Fp8Matrix both{.codes = Tensor(codes, DType::uint8, {rows, cols}),
+                         .transposed = Tensor(codes + rows * cols, DType::uint8, {cols, rows}),
+                         .inverse = inverse};
+    fp8_round(stream, {.codes = both.codes,
+                       .transposed = both.transposed,
+                       .inverse = inverse,
+                       .x = dy,
+                       .format = Fp8Format::e5m2,
+                       .scaling = of->dy});
+    return both;
+}
+
+void BackwardPass::input_gradient(Tensor dx, Tensor dy, int weight, Tensor preact,
+                                  const Fp8Matrix& rounded_dy) const {
     block.residual.for_each_chunk(stream, Lane::gradients, dy.rows(), [&](Range rows) {
         linear_backward_input(stream, {.dx = rows_of(dx, rows),
                                        .dy = rows_of(dy, rows),
                                        .w = block.operand(weight),
-                                       .preact = rows_of(preact, rows)});
+                                       .preact = rows_of(preact, rows),
+                                       .rounded_dy = rounded_dy});
     });
 }
 
-void BackwardPass::norm_output_gradient(Tensor dy, int weight) const {
-    block.residual.add_input_gradient(stream, g.dy, dy, block.operand(weight));
+void BackwardPass::norm_output_gradient(Tensor dy, int weight, const Fp8Matrix& rounded_dy) const {
+    block.residual.add_input_gradient(stream, g.dy, dy, block.operand(weight), rounded_dy);
 }
 
 void BackwardPass::add_weight_gradient(int weight, int bias, Tensor x, Tensor dy,
-                                       const Fp8Matrix& rounded) const {
+                                       const Fp8Matrix& rounded,
+                                       const Fp8Matrix& rounded_dy) const {
     linear_backward_weight(stream, {.dw = gradients.sink(stream, weight),
                                     .x = x,
                                     .dy = dy,
                                     .dbias = gradients.sink(stream, bias),
                                     .scales = block.scales(weight),
-                                    .rounded_x = rounded});
+                                    .rounded_x = rounded,
+                                    .rounded_dy = rounded_dy});
 }
 
 void BackwardPass::weight_gradient(int weight, int bias, Tensor x, Tensor dy,
-                                   const Fp8Matrix& rounded) const {
+                                   const Fp8Matrix& rounded, const Fp8Matrix& rounded_dy) const {
     if (!weights) return;
     tensor().wait(stream, Lane::gradients);
-    add_weight_gradient(weight, bias, x, dy, rounded);
+    add_weight_gradient(weight, bias, x, dy, rounded, rounded_dy);
 }
 
 void BackwardPass::weight_gradient_of_norm(int weight, int bias, Tensor x, Tensor dy,
-                                           const Fp8Matrix& rounded) const {
+                                           const Fp8Matrix& rounded,
+                                           const Fp8Matrix& rounded_dy) const {
     if (!weights) return;
     wait_for_norm();
-    add_weight_gradient(weight, bias, x, dy, rounded);
+    add_weight_gradient(weight, bias, x, dy, rounded, rounded_dy);
 }
 
 void BackwardPass::wait_for_norm() const { tensor().wait(stream, Lane::inputs); }

@@ -90,6 +90,9 @@ struct BlockGradients {
     Tensor dout = {}, dmid = {}, early = {};
     Tensor qk_dots = {};
     Tensor dexpert_out = {}, dgrouped = {}, dweights = {}, dlogits = {};
+    /// Of products in fp8 on a GPU: the gradient of a product's output, rounded for both gradients
+    /// that read it (BackwardPass::rounded_gradient()); uint8.
+    Tensor rounded = {};
     Tensor dshared_out = {}, dshared_hidden = {}, dshared_up = {}, dshared_input = {},
            dshared_weight = {}, dshared_logit = {};
 };
@@ -112,6 +115,9 @@ struct PartGradient {
     ReadBy read_by = ReadBy::inputs;
 };
 using PartGradients = std::vector<PartGradient>;
+
+/// The bytes of BlockGradients::rounded for a gradient [rows, cols].
+size_t rounded_gradient_bytes(int64_t rows, int64_t cols);
 
 /// Which gradients a backward pass computes: the inputs', the weights', or both. A pass of `inputs`
 /// and one of `weights` after it do the same as `both`. Gradients that norms sum up (their own, and
@@ -151,17 +157,23 @@ class BackwardPass {
     void keep_dres(Tensor copy) const;
     /// A norm's output of all rows for weight gradients, unless it was kept.
     void restore(const StreamNorm& of) const;
+    /// dy of a product in fp8 on a GPU, rounded in one pass for both gradients that read it; there
+    /// until the next call. Empty where each gradient rounds dy itself: where the halves of the
+    /// pass are called apart, among tensor-parallel ranks, and if a product was refused.
+    Fp8Matrix rounded_gradient(Tensor dy, int weight) const;
     /// dx from dy of all rows, of a product into the stream.
-    void input_gradient(Tensor dx, Tensor dy, int weight, Tensor preact = {}) const;
+    void input_gradient(Tensor dx, Tensor dy, int weight, Tensor preact = {},
+                        const Fp8Matrix& rounded_dy = {}) const;
     /// g.dy from dy, of a product that reads a norm's output.
-    void norm_output_gradient(Tensor dy, int weight) const;
+    void norm_output_gradient(Tensor dy, int weight, const Fp8Matrix& rounded_dy = {}) const;
     /// The gradients of a product into the stream. rounded: x in fp8, if it has no values.
-    void weight_gradient(int weight, int bias, Tensor x, Tensor dy,
-                         const Fp8Matrix& rounded = {}) const;
+    void weight_gradient(int weight, int bias, Tensor x, Tensor dy, const Fp8Matrix& rounded = {},
+                         const Fp8Matrix& rounded_dy = {}) const;
     /// The gradients of a product that reads a norm's output. They are computed while its input's
     /// gradients are added up.
     void weight_gradient_of_norm(int weight, int bias, Tensor x, Tensor dy,
-                                 const Fp8Matrix& rounded = {}) const;
+                                 const Fp8Matrix& rounded = {},
+                                 const Fp8Matrix& rounded_dy = {}) const;
     /// Later work finds all rows of a norm's output that restore() began to gather.
     void wait_for_norm() const;
     /// The gradient of a parameter that is updated in another way (Update::balance) is 0.
@@ -176,8 +188,8 @@ class BackwardPass {
 
   private:
     TensorGroup& tensor() const { return block.residual.tensor(); }
-    void add_weight_gradient(int weight, int bias, Tensor x, Tensor dy,
-                             const Fp8Matrix& rounded) const;
+    void add_weight_gradient(int weight, int bias, Tensor x, Tensor dy, const Fp8Matrix& rounded,
+                             const Fp8Matrix& rounded_dy) const;
 
     std::vector<EarlyGradient> early_;  // what is kept
 };

@@ -71,30 +71,32 @@ void mlp_backward(const BackwardPass& pass) {
     const Tensor dout = pass.gather_dres(g.dout);
     pass.restore(pass.block.norm2());
     const Mlp mlp = pass.block.layer.mlp;
+    const Fp8Matrix of_dout = pass.rounded_gradient(dout, p.down_w);
     // The backward passes of SwiGLU and ReLU² can compute their output once more.
     const Tensor again = pass.recomputes_elementwise() ? a.hidden : Tensor{};
     if (pass.inputs && mlp == Mlp::swiglu) {
-        pass.input_gradient(g.dhidden, dout, p.down_w);
+        pass.input_gradient(g.dhidden, dout, p.down_w, {}, of_dout);
         swiglu_backward(pass.stream, {.dgate_up = g.dup,
                                       .dout = g.dhidden,
                                       .gate_up = a.preact,
                                       .out = again,
                                       .clamped = pass.block.layer.clamped});
     } else if (pass.inputs && mlp == Mlp::relu2) {
-        pass.input_gradient(g.dup, dout, p.down_w);
+        pass.input_gradient(g.dup, dout, p.down_w, {}, of_dout);
         relu_squared_backward(pass.stream,
                               {.dx = g.dup, .dout = g.dup, .x = a.preact, .out = again});
     } else if (pass.inputs) {
         if (pass.recomputes_elementwise()) gelu_forward(pass.stream, a.hidden, a.preact);
-        pass.input_gradient(g.dup, dout, p.down_w, a.preact);
+        pass.input_gradient(g.dup, dout, p.down_w, a.preact, of_dout);
     }
     // What is computed once more has values.
     const Fp8Output rounded =
         pass.recomputes_elementwise() ? Fp8Output{} : pass.block.rounded_hidden();
-    pass.weight_gradient(p.down_w, p.down_b, a.hidden, dout, rounded.matrix());
-    if (pass.inputs) pass.norm_output_gradient(g.dup, p.up_w);
+    pass.weight_gradient(p.down_w, p.down_b, a.hidden, dout, rounded.matrix(), of_dout);
+    const Fp8Matrix of_dup = pass.rounded_gradient(g.dup, p.up_w);
+    if (pass.inputs) pass.norm_output_gradient(g.dup, p.up_w, of_dup);
     pass.weight_gradient_of_norm(p.up_w, p.up_b, a.norm2, g.dup,
-                                 pass.block.rounded_norm2().matrix());
+                                 pass.block.rounded_norm2().matrix(), of_dup);
 }
 
 size_t mlp_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype, int64_t rows) {

@@ -119,9 +119,10 @@ Tensor ResidualStream::gather_gradient(Stream& stream, Tensor held) const {
     return products_;
 }
 
-void ResidualStream::add_input_gradient(Stream& stream, Tensor dy, Tensor dout,
-                                        const Operand& w) const {
-    if (!is_split()) return linear_backward_input(stream, {.dx = dy, .dy = dout, .w = w});
+void ResidualStream::add_input_gradient(Stream& stream, Tensor dy, Tensor dout, const Operand& w,
+                                        const Fp8Matrix& rounded) const {
+    if (!is_split())
+        return linear_backward_input(stream, {.dx = dy, .dy = dout, .w = w, .rounded_dy = rounded});
     for_each_chunk_of_sum(stream, dy, [&](Tensor part, Range rows) {
         linear_backward_input(stream, {.dx = part, .dy = rows_of(dout, rows), .w = w});
     });

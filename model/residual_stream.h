@@ -114,7 +114,9 @@ class ResidualStream {
     /// rows, and is returned if there are no other ranks.
     Tensor gather_gradient(Stream& stream, Tensor held) const;
     /// dy = dout·w, the gradient of a norm's output; among several ranks the sum of their products.
-    void add_input_gradient(Stream& stream, Tensor dy, Tensor dout, const Operand& w) const;
+    /// rounded: LinearBackwardInput::rounded_dy, on one rank.
+    void add_input_gradient(Stream& stream, Tensor dy, Tensor dout, const Operand& w,
+                            const Fp8Matrix& rounded = {}) const;
 
     /// add_partials(): `out` [M / ranks, C] = this rank's rows of the sum of the ranks' partial(),
     /// which is `out` itself without other ranks.

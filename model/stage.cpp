@@ -181,7 +181,8 @@ void Stage::take_gradients(Arena& arena) {
     const Tensor narrow =
         arena.tensor(dtype, {std::max(held * C, M * beside_dy)}, Purpose::buffers);
     dy_ = Tensor(narrow.data, dtype, {held, C});
-    const Tensor wide = wide_width > 0 ? take(M, wide_width) : Tensor{};
+    const Tensor wide = wide_width > 0 ? take(M, wide_width) : Tensor{},
+                 rounded = take_rounded_gradient(arena);
     BlockGradients owned;
     for (const PartGradient& of : own)
         owned.*of.member = arena.tensor(of.dtype.value_or(dtype), {M, of.width}, Purpose::buffers);
@@ -189,7 +190,7 @@ void Stage::take_gradients(Arena& arena) {
         for (int l = 0; l < layers(); ++l) {
             const size_t i = static_cast<size_t>(l);
             BlockGradients& g = slot.gradients.emplace_back();
-            g.dres = dres_, g.dy = dy_;
+            g.dres = dres_, g.dy = dy_, g.rounded = rounded;
             for (const PartGradient& of : block_gradients(layer(l))) {
                 const Tensor& shared = of.shares == Shares::dy     ? narrow
                                        : of.shares == Shares::wide ? wide
@@ -211,6 +212,20 @@ void Stage::take_gradients(Arena& arena) {
         }
         if (apart && registry_.begins_model()) slot.dembedding = take(held, C);
     }
+}
+
+/// Memory for the widest gradient that two products read in fp8; empty if there is none.
+Tensor Stage::take_rounded_gradient(Arena& arena) const {
+    if (!options_.fp8 || !arena.device().is_cuda() || options_.backward_apart || tensor_.is_split())
+        return {};
+    int64_t widest = 0;
+    for (const BlockParameters& block : registry_.blocks)
+        for (const int i : {block.qkv_w, block.out_w, block.up_w, block.down_w})
+            if (const ProductScales* const of = options_.fp8->of(i); of && of->weight_gradient)
+                widest = std::max(widest, registry_.parameters[static_cast<size_t>(i)].padded[0]);
+    if (widest == 0) return {};
+    const auto bytes = static_cast<int64_t>(rounded_gradient_bytes(tokens(), widest));
+    return arena.tensor(DType::uint8, {bytes}, Purpose::buffers);
 }
 
 size_t Stage::scratch_bytes(const Stream& stream) const {

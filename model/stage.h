@@ -132,6 +132,7 @@ class Stage {
     void take_activations(Arena& arena);
     void take_head(Arena& arena);
     void take_gradients(Arena& arena);
+    Tensor take_rounded_gradient(Arena& arena) const;
     int64_t tokens() const { return int64_t{options_.B} * options_.T; }
     /// The rows of the vocabulary that this rank has, and how many there are in memory.
     Range vocabulary(int parameter) const;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -191,6 +193,19 @@ AttentionUse attention_of_ranks(const Stream& stream, const World& world) {
          together(world, [&] { return std::string(use.same_bits ? "" : "differs"); }))
         use.same_bits = use.same_bits && differs.empty();
     return use;
+}
+
+std::vector<std::string> fp8_refusals_of_ranks(const Stream& stream, const World& world) {
+    std::set<std::string> all;
+    for (const std::string& lines : together(world, [&] {
+             std::string text;
+             for (const std::string& sentence : fp8_refusals(stream)) text += sentence + "\n";
+             return text;
+         })) {
+        std::istringstream of_rank(lines);
+        for (std::string line; std::getline(of_rank, line);) all.insert(line);
+    }
+    return {all.begin(), all.end()};
 }
 
 }  // namespace train_gpt

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "device/device.h"
 #include "kernels/attention/engine.h"
@@ -55,5 +56,8 @@ Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& 
 
 /// attention_use() of this rank, with `same_bits` of all ranks. All ranks call it.
 AttentionUse attention_of_ranks(const Stream& stream, const World& world);
+
+/// fp8_refusals() of all ranks, each once. All ranks call it.
+std::vector<std::string> fp8_refusals_of_ranks(const Stream& stream, const World& world);
 
 }  // namespace train_gpt

@@ -1,7 +1,8 @@
-#include <array>
 #include <cassert>
-#include <cstdio>
 #include <set>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "base/error.h"
 #include "device/cublas_lt.h"
@@ -41,22 +42,12 @@ Codes round(Stream& stream, const Fp8Operand& operand, void* codes, float* inver
     return {codes, inverse};
 }
 
-/// The products that cuBLASLt has refused, which have been said.
+/// The products that cuBLASLt has refused: m, n, k and the dtype that they are computed in.
 struct RefusedProducts {
-    std::set<std::array<int64_t, 3>> said;
+    std::set<std::tuple<int64_t, int64_t, int64_t, DType>> all;
 
     explicit RefusedProducts(const Queue&) {}
 };
-
-void say_refused(Stream& stream, const Gemm& call, const Gemm& product) {
-    std::set<std::array<int64_t, 3>>& said = stream.queue->kept<RefusedProducts>().said;
-    if (!said.insert({product.m, product.n, product.k}).second) return;
-    std::fprintf(stderr, "%s",
-                 concat("train_gpt: matrix products of ", product.m, "×", product.k, " by ",
-                        product.k, "×", product.n, " run in ", name_of(call.in),
-                        " instead of fp8, for which this cuBLASLt has no algorithm\n")
-                     .c_str());
-}
 
 }  // namespace
 
@@ -83,7 +74,7 @@ void round_operands(Stream& stream, Gemm& call, const Fp8Operand& a, const Fp8Op
     if (can_multiply(stream, product))
         call = product;
     else if (a.has_values && b.has_values)
-        say_refused(stream, call, product);
+        stream.queue->kept<RefusedProducts>().all.insert({m, n, k, call.in});
     else
         throw Error("cuBLASLt ", cublas_lt().version(), " refuses the product of ", m, "×", k,
                     " by ", k, "×", n,
@@ -91,7 +82,16 @@ void round_operands(Stream& stream, Gemm& call, const Fp8Operand& a, const Fp8Op
 }
 
 bool fp8_was_refused(const Stream& stream) {
-    return !stream.queue->kept<RefusedProducts>().said.empty();
+    return !stream.queue->kept<RefusedProducts>().all.empty();
+}
+
+std::vector<std::string> fp8_refusals(const Stream& stream) {
+    std::vector<std::string> sentences;
+    for (const auto& [m, n, k, dtype] : stream.queue->kept<RefusedProducts>().all)
+        sentences.push_back(concat("matrix products of ", m, "×", k, " by ", k, "×", n, " run in ",
+                                   name_of(dtype), " instead of fp8, for which cuBLASLt ",
+                                   cublas_lt().version(), " has no algorithm"));
+    return sentences;
 }
 
 size_t fp8_product_bytes(int64_t m, int64_t n, int64_t k) {

@@ -18,10 +18,11 @@ struct Fp8Operand {
     bool has_values = true;  // x has, too
 };
 
-/// Rounds a [m, k] and b [n, k], unless they have been rounded, into scratch memory behind the product's workspace and makes `call`
-/// the product a·bᵀ of their codes: cuBLASLt takes fp8 of both operands along k only on most GPUs.
-/// b is e4m3. Where cuBLASLt has no algorithm for such a product, `call` stays as it is, and stderr
-/// says so once; throws Error if an operand has no values. Throws Error on a GPU without fp8.
+/// Rounds a [m, k] and b [n, k], unless they have been rounded, into scratch memory behind the
+/// product's workspace and makes `call` the product a·bᵀ of their codes: cuBLASLt takes fp8 of both
+/// operands along k only on most GPUs. b is e4m3. Where cuBLASLt has no algorithm for such a
+/// product, `call` stays as it is, and fp8_refusals() says so; throws Error if an operand has no
+/// values. Throws Error on a GPU without fp8.
 void round_operands(Stream& stream, Gemm& call, const Fp8Operand& a, const Fp8Operand& b);
 
 /// The scratch memory of such a product.

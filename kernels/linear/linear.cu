@@ -294,7 +294,11 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
         if (args.preact) launch_multiply_by_slope(stream, args.dx, args.preact);
     };
     if (const ProductScales* scales = args.w.scales) {
-        round_operands(stream, call, {args.dy, Fp8Format::e5m2, scales->dy},
+        round_operands(stream, call,
+                       {.x = args.dy,
+                        .format = Fp8Format::e5m2,
+                        .scaling = scales->dy,
+                        .rounded = args.rounded_dy},
                        {.x = args.w.values,
                         .scaling = scales->w,
                         .transposed = true,
@@ -325,7 +329,12 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
         if (args.dbias) column_sums(stream, args.dbias, args.dy);
     };
     if (const ProductScales* scales = args.scales; scales && scales->weight_gradient) {
-        round_operands(stream, call, {args.dy, Fp8Format::e5m2, scales->dy, true},
+        round_operands(stream, call,
+                       {.x = args.dy,
+                        .format = Fp8Format::e5m2,
+                        .scaling = scales->dy,
+                        .transposed = true,
+                        .rounded = args.rounded_dy},
                        {.x = args.x,
                         .scaling = scales->x,
                         .transposed = true,

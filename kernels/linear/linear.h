@@ -5,6 +5,8 @@
 // and residual are added in fp32 and rounded once where the library allows it.
 #pragma once
 #include <concepts>
+#include <string>
+#include <vector>
 
 #include "base/tensor.h"
 #include "device/stream.h"
@@ -59,21 +61,26 @@ void linear_forward(Stream& stream, const LinearForward& args);
 /// dx = dy·w                       without preact
 /// dx = (dy·w) ⊙ gelu'(preact)     with preact [M, K]: the layer's input was gelu(preact)
 /// dy [M, N], w [N, K], dx [M, K]; on the CPU dx may be fp32, without preact.
+///
+/// With scales on a GPU, rounded_dy may be dy as it has been rounded to e5m2; dy has values, too.
+/// Both gradients may read it: the input's its codes, the weight's its transpose.
 struct LinearBackwardInput {
     Tensor dx, dy;
     Operand w;
     Tensor preact = {};
+    Fp8Matrix rounded_dy = {};
 };
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args);
 
 /// dw (+)= dyᵀ·x, and dbias (+)= column sums of dy if dbias is given.
-/// x [M, K], dy [M, N]; dw [N, K] and dbias [N] in fp32. rounded_x: as LinearForward.
+/// x [M, K], dy [M, N]; dw [N, K] and dbias [N] in fp32. rounded_x: as LinearForward; rounded_dy: as
+/// LinearBackwardInput.
 struct LinearBackwardWeight {
     GradientSink dw;
     Tensor x, dy;
     GradientSink dbias = {};
     const ProductScales* scales = nullptr;  // as Operand::scales; sums of columns are of dy itself
-    Fp8Matrix rounded_x = {};
+    Fp8Matrix rounded_x = {}, rounded_dy = {};
 };
 void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args);
 
@@ -84,6 +91,8 @@ size_t linear_scratch_bytes(const Stream& stream, DType dtype, int64_t M, int64_
 /// Whether this GPU has computed a product in the dtype of its operands that was to be in fp8, as
 /// cuBLASLt refused it.
 bool fp8_was_refused(const Stream& stream);
+/// A sentence about each of these products.
+std::vector<std::string> fp8_refusals(const Stream& stream);
 
 /// Whether the bits of products may depend on the number of threads: where oneDNN computes some.
 bool products_depend_on_threads(const Stream& stream);
@@ -107,6 +116,7 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args);
 size_t linear_scratch_bytes(DType dtype, int64_t M, int64_t N, int64_t K);
 size_t linear_fp8_scratch_bytes(int64_t M, int64_t N, int64_t K);
 bool fp8_was_refused(const Stream& stream);
+std::vector<std::string> fp8_refusals(const Stream& stream);
 }  // namespace cuda
 
 }  // namespace train_gpt

@@ -67,6 +67,11 @@ bool fp8_was_refused(const Stream& stream) {
     return false;
 }
 
+std::vector<std::string> fp8_refusals(const Stream& stream) {
+    TRAIN_GPT_ON_CUDA(stream.device, fp8_refusals(stream));
+    return {};
+}
+
 void linear_forward_fp8(Stream& stream, const LinearForward& args) {
     assert(!args.rounded_x);
     const ProductScales& scales = *args.w.scales;
@@ -103,6 +108,7 @@ void linear_forward_fp8(Stream& stream, const LinearForward& args) {
 }
 
 void linear_backward_input_fp8(Stream& stream, const LinearBackwardInput& args) {
+    assert(!args.rounded_dy);
     const ProductScales& scales = *args.w.scales;
     Pieces pieces(stream);
     const Tensor sums = pieces.take(DType::fp32, args.dx.rows(), args.dx.cols());
@@ -129,7 +135,7 @@ void linear_backward_input_fp8(Stream& stream, const LinearBackwardInput& args) 
 }
 
 void linear_backward_weight_fp8(Stream& stream, const LinearBackwardWeight& args) {
-    assert(!args.rounded_x);
+    assert(!args.rounded_x && !args.rounded_dy);
     const ProductScales& scales = *args.scales;
     Pieces pieces(stream);
     const Tensor sums = pieces.take(DType::fp32, args.dy.cols(), args.x.cols());

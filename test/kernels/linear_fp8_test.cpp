@@ -264,6 +264,36 @@ TEST_CASE("an input that has been rounded by the kernel that computed it gives t
     });
 }
 
+TEST_CASE("a gradient that has been rounded once for both products gives the same bits",
+          "[fp8][linear][cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    for_each_fp8_layer([](const Fp8Layer& l, const KernelSettings& settings) {
+        Buffer codes(DType::uint8, {l.M, l.N}), transposed(DType::uint8, {l.N, l.M}),
+            inverse(DType::fp32, {1});
+        TestStream stream(l.scratch(settings), settings);
+        fp8_round(stream, {.codes = codes,
+                           .transposed = transposed,
+                           .inverse = inverse.as<float>(),
+                           .x = l.dy,
+                           .format = Fp8Format::e5m2,
+                           .scaling = l.products.dy});
+        const auto results = [&](const Fp8Matrix& rounded) {
+            Buffer dx(l.dtype, {l.M, l.K}), dw(DType::fp32, {l.N, l.K}), dbias(DType::fp32, {l.N});
+            linear_backward_input(stream,
+                                  {.dx = dx, .dy = l.dy, .w = l.weight(), .rounded_dy = rounded});
+            linear_backward_weight(stream, {.dw = dw.sink(false),
+                                            .x = l.x,
+                                            .dy = l.dy,
+                                            .dbias = dbias.sink(false),
+                                            .scales = &l.products,
+                                            .rounded_dy = rounded});
+            return dx.bytes() + dw.bytes() + dbias.bytes();
+        };
+        CHECK((results({codes, transposed, inverse.as<float>()}) == results({})));
+    });
+}
+
 TEST_CASE("products that cuBLASLt refuses in fp8 are computed in the layer's dtype",
           "[fp8][linear][cuda]") {
     ON_EACH_DEVICE();
@@ -273,6 +303,7 @@ TEST_CASE("products that cuBLASLt refuses in fp8 are computed in the layer's dty
         const auto size = [] { return 16 * random_int(0, 3) + 8; };
         Fp8Layer l(dtype, size(), size(), size());
         CAPTURE(name_of(dtype), l.M, l.N, l.K);
+        std::string refused;  // the sentence about the first product
         const auto results = [&](bool fp8) {
             KernelSettings settings;
             settings.fp8 = true;
@@ -282,6 +313,11 @@ TEST_CASE("products that cuBLASLt refuses in fp8 are computed in the layer's dty
             TestStream stream(l.scratch(settings), settings);
             linear_forward(stream,
                            {.out = out, .x = l.x, .w = w, .bias = l.bias, .preact = preact});
+            if (fp8) {
+                REQUIRE(fp8_refusals(stream).size() == 1);
+                refused = fp8_refusals(stream)[0];
+                refused = refused.substr(0, refused.find(", for which"));
+            }
             linear_backward_input(stream, {.dx = dx, .dy = l.dy, .w = w, .preact = l.input_preact});
             linear_backward_weight(stream, {.dw = dw.sink(false),
                                             .x = l.x,
@@ -291,6 +327,8 @@ TEST_CASE("products that cuBLASLt refuses in fp8 are computed in the layer's dty
             return std::vector{out.bytes(), preact.bytes(), dx.bytes(), dw.bytes(), dbias.bytes()};
         };
         CHECK(results(true) == results(false));
+        CHECK(refused == concat("matrix products of ", l.M, "×", l.K, " by ", l.K, "×", l.N,
+                                " run in ", name_of(dtype), " instead of fp8"));
         CHECK(l.amax[0] == largest_of(l.x));  // the scales of later steps follow from them
         CHECK(l.amax[2] == largest_of(l.dy));
     }
