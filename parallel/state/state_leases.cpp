@@ -123,8 +123,9 @@ size_t StateLeases::lease_of(Part part, size_t bucket) const {
 }
 
 void StateLeases::fetch(size_t lease) {
+    // What was in this memory has gone back; and so has all that went before it, among it this
+    // lease's state of the step before.
     free_[lease % turns].hold(in_);
-    written_[lease].hold(in_);  // by the step before
     const TraceSpan span(TraceTrack::from_host, in_, "fetch state",
                          static_cast<int>(leases_[lease].bucket));
     for (const Run& run : leases_[lease].runs) copy(in_, run.leased, run.home, run.bytes);

@@ -121,11 +121,21 @@ TEST_CASE("a run resumes from a checkpoint written in the background", "[save][t
 
 namespace {
 
-void check_copy(const Device& device) {
+void check_copy(const Device& device, bool offload = false) {
     const Settings model = random_model();
     const Job job(4, model + zero(static_cast<int>(random_int(0, 3))));
-    MeshRun run(World(), device, job.config(in_background));
+    CAPTURE(offload);
+    MeshRun run(
+        World(), device,
+        job.config(in_background + Settings{{"memory.offload", offload ? "optimizer" : "none"}}));
     REQUIRE(run.trainer().state_copy);
+    // With offload, the state is on its way to the host when a step ends.
+    const auto settle = [&] { run.trainer().optimizer.settle_state(run.trainer().stream); };
+    const auto step = [&] {
+        run.step();
+        settle();
+        run.trainer().stream.synchronize();
+    };
     const StateCopy& copy = *run.trainer().state_copy;
     const ParameterStore& store = run.trainer().parameters;
     const auto bytes_of_all = [&](auto&& view) {
@@ -151,11 +161,12 @@ void check_copy(const Device& device) {
         });
     };
     for (int save = 0; save < 2; ++save) {
-        run.step();
+        step();
         const auto before = now();
         const SpikeHistory spikes = run.trainer().optimizer.spike_history();
+        settle();
         run.trainer().state_copy->begin(run.trainer().stream);
-        run.step();
+        step();
         // Parentheses: a failure would print all bytes.
         CHECK((now() != before));  // so that the step's update has run, however late
         copy.wait();
@@ -203,7 +214,7 @@ TEST_CASE("ranks: copy of a GPU's state", "[.ranks]") {
     const World world = World::join();
     const Device device = device_of_rank(world, "cuda");
     const DeviceUnderTest under_test(device);
-    check_copy(device);
+    for (const bool offload : {false, true}) check_copy(device, offload);
 }
 
 TEST_CASE("a GPU's copy of a state keeps what the state was, however late it is made",

@@ -395,6 +395,18 @@ constexpr MeshCase gpu_meshes[] = {
     trains("qwen3_moe", 3).bf16().data(2).zero(3),
     trains("gpt_oss", 4).data(2).zero(1).pipeline(2).many_experts(),
 };
+// Of kernels that round their results, weights that are rounded after each gather, experts' units.
+constexpr MeshCase fp8_gpu_meshes[] = {
+    trains("llama", 2).bf16().data(2).zero(3).fp8("delayed").offload(),
+    trains("gpt2", 2).bf16().pipeline(2, "zero_bubble").fp8("delayed"),
+    trains("olmoe", 2).bf16().data(2).zero(3).fp8("delayed").state("int8"),
+};
+
+Environment late_streams() {
+    return {{"GPUSIM_STREAMS", "lazy"},
+            {"GPUSIM_SEED", std::to_string(random_int(1, 1000))},
+            {"GPUSIM_NCCL_PROGRESS_MS", "300"}};
+}
 
 }  // namespace
 
@@ -404,13 +416,21 @@ TEST_CASE("ranks: exact gpu meshes", "[.ranks]") {
     check_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
 }
 
+TEST_CASE("ranks: exact gpu meshes in fp8", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    check_meshes(device_of_rank(world, "cuda"), world, fp8_gpu_meshes);
+}
+
 TEST_CASE("exact sums give one GPU's bits on several GPUs", "[exact][mesh][training][cuda]") {
     if (skip_without_gpus(4)) return;
-    check_case_on_ranks(4, "ranks: exact gpu meshes",
-                        {{"GPUSIM_STREAMS", "lazy"},
-                         {"GPUSIM_SEED", std::to_string(random_int(1, 1000))},
-                         {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
-                        400);
+    check_case_on_ranks(4, "ranks: exact gpu meshes", late_streams(), 400);
+}
+
+TEST_CASE("exact sums in fp8 give one GPU's bits on several GPUs",
+          "[exact][fp8][mesh][training][cuda]") {
+    if (skip_without_gpus(4)) return;
+    check_case_on_ranks(4, "ranks: exact gpu meshes in fp8", late_streams(), 400);
 }
 
 #endif

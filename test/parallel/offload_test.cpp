@@ -1,10 +1,16 @@
 // What a GPU keeps in host memory: leases of optimizer state, and blocks' inputs. The CPU and the
 // GPU run the same code.
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "device/copy.h"
@@ -55,11 +61,15 @@ TEST_CASE("leases bring each byte of state to the device once, and what was chan
         sharding.rank = static_cast<int>(random_int(0, sharding.size - 1));
         if (random_int(0, 1)) sharding.matrices = MatrixUpdates{};
         const DType dtype = random_int(0, 1) ? DType::bf16 : DType::fp32;
-        std::vector<OptimizerSlot> slots = optimizer_slots();
+        const StateDType state_dtype =
+            std::array{StateDType::fp32, StateDType::bf16,
+                       StateDType::int8}[static_cast<size_t>(random_int(0, 2))];
+        std::vector<OptimizerSlot> slots = optimizer_slots(state_dtype);
         if (random_int(0, 1)) slots.push_back({.name = "w", .dtype = DType::bf16});
         const std::vector<Parameter> parameters = registry_of(random_spec()).parameters;
         CAPTURE(sharding.size, sharding.rank, sharding.zero, sharding.bucket_elements,
-                sharding.matrices.has_value(), name_of(dtype), slots.size());
+                sharding.matrices.has_value(), name_of(dtype), static_cast<int>(state_dtype),
+                slots.size());
         Arena plan = Arena::counting(test_device());
         {
             const ParameterStore store(plan, parameters, dtype, ParameterStore::Use::training,
@@ -193,6 +203,12 @@ TEST_CASE("the inputs of blocks come back from the host as they were, in any ord
 TEST_CASE("state is fetched for the bucket after next while a bucket is updated, and fits the plan",
           "[offload][training]") {
     const Job job(4, Settings{{"precision.dtype", "bf16"},
+                              {"model.n_embd", "128"},
+                              {"model.n_head", "4"},
+                              {"model.n_ctx", "64"},
+                              {"batch.sequence_length", "64"},
+                              {"batch.micro_batch", "2"},
+                              {"batch.tokens_per_step", "128"},
                               {"memory.offload", R"(["optimizer", "activations"])"},
                               {"memory.recompute", "block"}});
     MeshRun run(World(), Device{}, job.config());
@@ -228,19 +244,354 @@ TEST_CASE("state is fetched for the bucket after next while a bucket is updated,
                   inputs = int64_t{run.config().batch.micro_batch} *
                            run.config().sequence_length() * run.spec().n_embd *
                            int64_t{sizeof(bf16)};
-    const auto about = [](size_t bytes, int64_t expected) {
-        constexpr int64_t alignment = 1 << 16;  // and staggering, of some tens of tensors
-        CAPTURE(bytes, expected);
-        CHECK(std::abs(static_cast<int64_t>(bytes) - expected) < alignment);
+    // Of so many tensors; memory of each is aligned and staggered.
+    const auto about = [](size_t bytes, int64_t expected, int64_t tensors) {
+        constexpr int64_t alignment = 1024;
+        CAPTURE(bytes, expected, tensors);
+        CHECK(static_cast<int64_t>(bytes) >= expected);
+        CHECK(static_cast<int64_t>(bytes) <= expected + tensors * alignment);
     };
+    const int64_t layers = run.spec().n_layer;
+    REQUIRE(inputs >= 32 * 1024);
     CHECK(all.bytes(Purpose::masters) + all.bytes(Purpose::moments) == 0);
-    about(none.bytes(Purpose::masters) + none.bytes(Purpose::moments), 12 * n);
-    about(all.bytes(Purpose::offloaded), 12 * n + run.spec().n_layer * inputs);
-    about(none.bytes(Purpose::activations) - all.bytes(Purpose::activations),
-          (run.spec().n_layer - 3) * inputs);
+    about(none.bytes(Purpose::masters) + none.bytes(Purpose::moments), 12 * n, 3);
+    about(all.bytes(Purpose::offloaded), 12 * n + layers * inputs, 3 + layers);
+    about(none.bytes(Purpose::activations) - all.bytes(Purpose::activations), (layers - 3) * inputs,
+          layers - 3);
 }
 
 #ifdef TRAIN_GPT_CUDA
+
+// What moves beside work neither waits for that work nor holds it up. The simulator's late streams
+// run what somebody waits for and what that needs, and nothing else: while the host waits for work
+// alone, copies come after the work that need not wait for them; while it waits for a copy, work
+// comes after the copy.
+
+namespace {
+
+/// Spans of one step, by name and number.
+class Spans {
+  public:
+    explicit Spans(const Tracer& tracer) {
+        for (const TracedSpan& span : tracer.collect())
+            spans_.emplace(concat(span.name, " ", span.number), span);
+    }
+    const TracedSpan& at(const char* name, int number) const {
+        return spans_.at(concat(name, " ", number));
+    }
+    bool has(const char* name, int number) const {
+        return spans_.contains(concat(name, " ", number));
+    }
+    /// Checks that all of the first span is over when the second one begins.
+    void check_order(const char* first, int of_first, const char* second, int of_second) const {
+        CAPTURE(first, of_first, second, of_second);
+        CHECK(at(first, of_first).end <= at(second, of_second).begin);
+    }
+
+  private:
+    std::map<std::string, TracedSpan> spans_;
+};
+
+void trace(Tracer& tracer, Stream& stream) {
+    tracer.reserve(2000, 2);
+    tracer.activate(stream);
+    tracer.begin_step(stream, 1);
+}
+
+/// The state of a small model in several buckets, on the host.
+struct LeasedStore {
+    std::optional<Arena> arena;
+    std::unique_ptr<ParameterStore> store;
+    std::unique_ptr<StateLeases> leases;
+
+    explicit LeasedStore(const Device& device) {
+        const DecoderSpec spec =
+            spec_of(parse_config("{}", "test",
+                                 {"run_dir=unused", "data.train=synthetic", "schedule.steps=1",
+                                  "model.vocab_size=50", "model.n_layer=5", "model.n_head=1",
+                                  "model.n_embd=16", "model.n_ctx=8"}),
+                    50);
+        Arena plan = Arena::counting(device);
+        take(spec, plan);
+        leases.reset(), store.reset();
+        arena.emplace(device, plan);
+        take(spec, *arena);
+    }
+
+  private:
+    void take(const DecoderSpec& spec, Arena& from) {
+        store = std::make_unique<ParameterStore>(
+            from, registry_of(spec).parameters, DType::bf16, ParameterStore::Use::training,
+            Sharding{.bucket_elements = 4000, .state_on_host = true}, optimizer_slots());
+        leases = std::make_unique<StateLeases>(from, *store);
+    }
+};
+
+/// Bytes that copies of a stream read or write.
+SharedArray<std::byte> pinned(const Bytes& bytes) {
+    SharedArray<std::byte> copy(bytes.size());
+    std::ranges::copy(bytes, copy.values().begin());
+    return copy;
+}
+
+bool has_late_streams() {
+    const char* const streams = std::getenv("GPUSIM_STREAMS");
+    return device_is_simulated() && streams && std::string(streams) == "lazy";
+}
+
+}  // namespace
+
+TEST_CASE("late order: leases of state", "[.late]") {
+    if (!has_late_streams()) return;
+    const Device device = test_devices().back();
+    const DeviceUnderTest on_gpu(device);
+    for (const bool waits_for_copies : {false, true}) {
+        const LeasedStore of(device);
+        const ParameterStore& store = *of.store;
+        StateLeases& leases = *of.leases;
+        const auto buckets = static_cast<int>(store.layout().buckets().size());
+        CAPTURE(waits_for_copies, buckets);
+        REQUIRE(buckets > 3);
+        Stream stream(device), other(device);
+        TestMemory memory(1024);
+        Tracer tracer(device);
+        trace(tracer, stream);
+        constexpr auto part = StateLeases::Part::elements;
+        leases.begin_step();
+        for (int b = 0; b < buckets; ++b) {
+            leases.acquire(stream, part, static_cast<size_t>(b));
+            {
+                const TraceSpan span(TraceTrack::device, stream, "update bucket", b);
+                clear(stream, memory.data(), 1024);
+            }
+            if (waits_for_copies && b + 1 < buckets) {
+                leases.acquire(other, part, static_cast<size_t>(b) + 1);
+                other.synchronize();
+            }
+            leases.release(stream, part, static_cast<size_t>(b));
+        }
+        stream.synchronize();
+        tracer.deactivate();
+        const Spans spans(tracer);
+        for (int b = 1; b + 1 < buckets; ++b) {
+            if (waits_for_copies) {
+                spans.check_order("store state", b - 1, "update bucket", b);
+                spans.check_order("fetch state", b + 1, "update bucket", b);
+            } else {
+                spans.check_order("update bucket", b, "store state", b - 1);
+                spans.check_order("update bucket", b, "fetch state", b + 1);
+            }
+        }
+    }
+}
+
+TEST_CASE("late order: inputs of blocks", "[.late]") {
+    if (!has_late_streams()) return;
+    const Device device = test_devices().back();
+    const DeviceUnderTest on_gpu(device);
+    constexpr int layers = 7;
+    for (const bool waits_for_copies : {false, true}) {
+        CAPTURE(waits_for_copies);
+        const BlockInputsShape shape{
+            .layers = layers, .dtype = DType::bf16, .rows = 16, .channels = 16, .on_host = true};
+        Arena plan = Arena::counting(device);
+        { const BlockInputs counted(plan, shape); }
+        Arena arena(device, plan);
+        BlockInputs inputs(arena, shape);
+        Stream stream(device), other(device);
+        TestMemory memory(1024);
+        Tracer tracer(device);
+        trace(tracer, stream);
+        const auto work = [&](const char* name, int layer) {
+            const TraceSpan span(TraceTrack::device, stream, name, layer);
+            clear(stream, memory.data(), 1024);
+        };
+        inputs.make_room(stream, 0, 0);
+        for (int l = 0; l < layers; ++l) {
+            if (l + 1 < layers) inputs.make_room(stream, 0, l + 1);
+            work("forward", l);
+            inputs.store(stream, 0, l);
+        }
+        for (const int l : {layers - 1, layers - 2}) inputs.prefetch(stream, 0, l);
+        for (int l = layers - 1; l >= 0; --l) {
+            inputs.fetch(stream, 0, l);
+            for (const int next : {l - 1, l - 2}) inputs.prefetch(stream, 0, next);
+            work("backward", l);
+            if (!waits_for_copies || l < 2) continue;
+            inputs.fetch(other, 0, l - 2);
+            other.synchronize();
+        }
+        stream.synchronize();
+        tracer.deactivate();
+        const Spans spans(tracer);
+        int fetched = 0;
+        for (int l = 0; l < layers; ++l) {
+            if (l + 1 < layers && !waits_for_copies)
+                spans.check_order("forward", l + 1, "store input", l);
+            if (!spans.has("fetch input", l)) continue;
+            ++fetched;
+            if (waits_for_copies)
+                spans.check_order("fetch input", l, "backward", l + 2);
+            else
+                spans.check_order("backward", l + 1, "fetch input", l);
+        }
+        CHECK(fetched == layers - 3);
+    }
+}
+
+TEST_CASE("late order: a step", "[.late]") {
+    if (!has_late_streams()) return;
+    const Job job(2, Settings{{"device", "cuda"},
+                              {"precision.dtype", "bf16"},
+                              {"memory.offload", R"(["optimizer", "activations"])"},
+                              {"memory.recompute", "block"}});
+    MeshRun run(World(), test_devices().back(), job.config());
+    run.step();
+    Trainer& trainer = run.trainer();
+    trainer.stream.synchronize();
+    Tracer tracer(test_devices().back());
+    tracer.reserve(4000, 2);
+    tracer.activate(trainer.stream);
+    tracer.begin_step(trainer.stream, 1);
+    run.submit();
+    trainer.outcome();
+    tracer.deactivate();
+    CHECK(tracer.lost() == 0);
+    const Spans spans(tracer);  // of the first micro-batch
+    const auto buckets = static_cast<int>(trainer.parameters.layout().buckets().size());
+    REQUIRE(buckets > 3);
+    for (int b = 1; b + 1 < buckets; ++b) {
+        spans.check_order("update bucket", b, "store state", b - 1);
+        spans.check_order("update bucket", b, "fetch state", b + 1);
+    }
+    const int layers = run.spec().n_layer;
+    for (int l = 0; l + 1 < layers; ++l) {
+        spans.check_order("forward layer", l + 1, "store input", l);
+        if (l + 3 < layers) spans.check_order("backward layer", l + 1, "fetch input", l);
+    }
+}
+
+TEST_CASE("late bytes: leases of state", "[.late]") {
+    if (!has_late_streams()) return;
+    const Device device = test_devices().back();
+    const DeviceUnderTest on_gpu(device);
+    const LeasedStore of(device);
+    const ParameterStore& store = *of.store;
+    Stream stream(device);
+    struct State {
+        size_t piece, slot;
+        Bytes value;
+    };
+    std::vector<State> all;
+    for (size_t p = 0; p < store.pieces().size(); ++p)
+        for (size_t slot = 1; slot <= store.slots().size(); ++slot) {
+            const auto memory = store.memory_of(store.pieces()[p], slot);
+            if (memory.empty()) continue;
+            all.push_back({p, slot, random_bytes(memory.size())});
+            copy_now(device, memory.data(), all.back().value.data(), memory.size());
+        }
+    struct Read {
+        SharedArray<std::byte> seen;
+        Bytes expected;
+    };
+    std::vector<Read> reads;
+    std::vector<SharedArray<std::byte>> written;
+    constexpr auto part = StateLeases::Part::elements;
+    for (int step = 0; step < 3; ++step) {
+        of.leases->begin_step();
+        for (size_t b = 0; b < store.layout().buckets().size(); ++b) {
+            of.leases->acquire(stream, part, b);
+            for (State& state : all) {
+                const ParameterStore::Piece& home = store.pieces()[state.piece];
+                if (static_cast<size_t>(home.bucket) != b) continue;
+                const size_t n = state.value.size();
+                char* const place = of.leases->leased(home).slots[state.slot - 1];
+                reads.push_back({SharedArray<std::byte>(n), state.value});
+                copy(stream, reads.back().seen.data(), place, n);
+                state.value = random_bytes(n);
+                written.push_back(pinned(state.value));
+                copy(stream, place, written.back().data(), n);
+            }
+            of.leases->release(stream, part, b);
+        }
+    }
+    of.leases->settle(stream);
+    stream.synchronize();
+    for (const Read& read : reads) CHECK((std::ranges::equal(read.seen.values(), read.expected)));
+    for (const State& state : all)
+        CHECK((bytes_at(store.memory_of(store.pieces()[state.piece], state.slot).data(),
+                        state.value.size()) == state.value));
+}
+
+TEST_CASE("late bytes: inputs of blocks", "[.late]") {
+    if (!has_late_streams()) return;
+    const Device device = test_devices().back();
+    const DeviceUnderTest on_gpu(device);
+    constexpr int slots = 2, layers = 6;
+    const BlockInputsShape shape{.slots = slots,
+                                 .layers = layers,
+                                 .dtype = DType::bf16,
+                                 .rows = 24,
+                                 .channels = 16,
+                                 .on_host = true};
+    Arena plan = Arena::counting(device);
+    { const BlockInputs counted(plan, shape); }
+    Arena arena(device, plan);
+    BlockInputs inputs(arena, shape);
+    Stream stream(device);
+    const size_t bytes = inputs.at(0, 0).bytes();
+    struct Read {
+        SharedArray<std::byte> seen;
+        Bytes expected;
+    };
+    std::vector<Read> reads;
+    std::vector<SharedArray<std::byte>> written;
+    const auto forward = [&](int slot) {
+        std::vector<Bytes> values;
+        inputs.make_room(stream, slot, 0);
+        for (int l = 0; l < layers; ++l) {
+            values.push_back(random_bytes(bytes));
+            written.push_back(pinned(values.back()));
+            copy(stream, inputs.at(slot, l).data, written.back().data(), bytes);
+            if (l + 1 < layers) inputs.make_room(stream, slot, l + 1);
+            inputs.store(stream, slot, l);
+        }
+        return values;
+    };
+    const auto backward = [&](int slot, const std::vector<Bytes>& values) {
+        for (int l = layers - 1; l >= 0; --l) {
+            inputs.fetch(stream, slot, l);
+            for (const int next : {l - 1, l - 2}) inputs.prefetch(stream, slot, next);
+            reads.push_back({SharedArray<std::byte>(bytes), values[static_cast<size_t>(l)]});
+            copy(stream, reads.back().seen.data(), inputs.at(slot, l).data, bytes);
+        }
+    };
+    for (int pass = 0; pass < 3; ++pass) {
+        const std::vector<Bytes> first = forward(0), second = forward(1);
+        // Both halves of a backward pass read the inputs, one some time after the other.
+        backward(0, first);
+        backward(1, second);
+        backward(0, first);
+        backward(1, second);
+    }
+    stream.synchronize();
+    for (const Read& read : reads) CHECK((std::ranges::equal(read.seen.values(), read.expected)));
+}
+
+TEST_CASE("state and inputs of blocks move beside the work on a GPU, and arrive as they were",
+          "[offload][cuda]") {
+    if (test_devices().size() < 2 || !device_is_simulated()) return;
+    for (const auto& [tests, cases, seeds] :
+         {std::tuple{"late order: *", 3, 1}, std::tuple{"late bytes: *", 2, 4}})
+        for (int seed = 0; seed < seeds; ++seed) {
+            const ProgramResult late =
+                run_program({this_program(), tests},
+                            {{"GPUSIM_STREAMS", "lazy"}, {"GPUSIM_SEED", std::to_string(seed)}});
+            INFO(late.output);
+            CHECK(late.exit_code == 0);
+            CHECK(contains(late.output, concat("in ", cases, " test cases")));
+        }
+}
 
 TEST_CASE("a GPU trains to the same bits whatever it offloads, in an adverse order of streams",
           "[offload][training][cuda]") {
