@@ -85,20 +85,22 @@ void check_case(const World& part, const MeshCase& c, uint64_t seed) {
         CHECK(std::abs(steps.losses[step] / expected.losses[step] - 1) < 0.005);
     }
     CHECK(known.operands == one.trainer().fp8.history().operands);
-    const bool in_bf16 = std::string(c.dtype) == "bf16";
-    std::vector<double> errors;
+    std::vector<double> errors;  // but of operands that are exact
     for (size_t i = 0; i < known.operands.size(); ++i) {
         const double error = std::abs(steps.amax[i] / expected.amax[i] - 1);
         CAPTURE(known.operands[i], steps.amax[i], expected.amax[i]);
-        if (is_exact(known.operands[i])) CHECK(error == 0);
-        CHECK(error < (in_bf16 ? 0.08 : 0.02));
-        errors.push_back(error);
+        if (is_exact(known.operands[i]))
+            CHECK(error == 0);
+        else
+            errors.push_back(error);
     }
     if (errors.empty()) return;
+    // One code that differs, by 2^−3 of a number, changes sums of a sequence's later layers by some
+    // percent. Other sequences, in which most of the largest magnitudes are, have other sums alone:
+    // of a few hundred terms in fp32, or rounded to bf16 on each rank and in each layer.
     std::ranges::sort(errors);
-    WARN("E " << c.dtype << " " << mesh_job::name_of(c) << " median " << errors[errors.size() / 2]
-              << " " << errors[errors.size() * 3 / 4] << " p90 " << errors[errors.size() * 9 / 10]
-              << " max " << errors.back());
+    CHECK(errors.back() < 0.1);
+    CHECK(errors[errors.size() * 2 / 3] < (std::string(c.dtype) == "bf16" ? 0x1p-6 : 0x1p-18));
 }
 
 }  // namespace
