@@ -73,7 +73,7 @@ struct LinearBackwardInput {
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args);
 
 /// dw (+)= dyᵀ·x, and dbias (+)= column sums of dy if dbias is given.
-/// x [M, K], dy [M, N]; dw [N, K] and dbias [N] in fp32. rounded_x: as LinearForward; rounded_dy: as
+/// x [M, K], dy [M, N]; dw [N, K] and dbias [N] in fp32. rounded_x: as LinearForward, rounded_dy as
 /// LinearBackwardInput.
 struct LinearBackwardWeight {
     GradientSink dw;
