@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Finds instructions that touch the registers of a wgmma before it has been awaited.
 
-    scripts/wgmma_registers.py FILE.cubin…      (nvdisasm must be installed)
+nvdisasm must be installed.
 
 A wgmma reads its left operand from registers, and writes its sums, while other instructions run.
 Until a wait for its group (WARPGROUP.DEPBAR in SASS), no instruction may write those registers, nor
@@ -11,9 +11,9 @@ result. It follows all paths from each product to the waits that cover it, throu
 
 Exits with status 1 where there is such an instruction, and prints it with its product.
 """
+import argparse
 import re
 import subprocess
-import sys
 
 # Instructions whose first operand is not a destination, or whose destination is no register.
 WITHOUT_DESTINATION = (
@@ -132,8 +132,11 @@ def sass_of(cubin):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cubins", nargs="+", metavar="FILE.cubin")
     early = False
-    for cubin in sys.argv[1:]:
+    for cubin in parser.parse_args().cubins:
         for name, sass in sass_of(cubin).items():
             found, count = early_uses(sass)
             print(f"{name}: {count} products, {len(found)} early uses")

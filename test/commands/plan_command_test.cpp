@@ -187,7 +187,7 @@ TEST_CASE("a plan on a cluster predicts a step, searches for faster ways, and wr
                   {"\"h100\"", "h100-dgx"});
     check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--cluster", "a100-80", "--set",
                                   "precision.fp8=delayed", "--set", "batch.micro_batch=4"}),
-                  1, {"no products of fp8"});
+                  1, {"a100-80 (sm_80)", "no tensor cores for fp8"});
     check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--price", "2"}), 2,
                   {"--price", "--cluster"});
 }
