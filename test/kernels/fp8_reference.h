@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/fp8.h"
+#include "test/kernels/test_device.h"
 
 namespace train_gpt::fp8_reference {
 
@@ -38,6 +39,13 @@ inline uint8_t nearest_code(Fp8Format format, float value) {
         if (distance(code) < distance(best) || (distance(code) == distance(best) && code % 2 == 0))
             best = code;
     return static_cast<uint8_t>(sign + best);
+}
+
+/// What Errors::check() allows for sums of fp8 products, as its cut_off. A GPU's tensor cores keep
+/// about 14 bits, 2¹⁰ units of fp32, each time they add 32 products. Simulated ones and CPUs add in
+/// fp32.
+inline int64_t cut_off_of_sums(int64_t terms) {
+    return test_device().is_cuda() && !device_is_simulated() ? (terms + 31) / 32 * 1024 : 0;
 }
 
 }  // namespace train_gpt::fp8_reference
