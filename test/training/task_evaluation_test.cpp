@@ -23,6 +23,12 @@ std::string random_text(int64_t words) {
     return text;
 }
 
+std::vector<float> values_of(const TinyModel& model, int i) {
+    std::vector<float> values(static_cast<size_t>(model.parameter(i).numel()));
+    model.parameters->state.get(i, values);
+    return values;
+}
+
 /// A model with random weights, large enough that its predictions differ.
 TinyModel random_model(int64_t vocab_size, int B, int T, uint64_t seed,
                        const Generator::Options& options) {
@@ -31,12 +37,21 @@ TinyModel random_model(int64_t vocab_size, int B, int T, uint64_t seed,
         B, T, DType::fp32, Recompute::none, options);
     model.parameters->state.initialize(seed);
     for (int i = 0; i < model.count(); ++i) {
-        std::vector<float> values(static_cast<size_t>(model.parameter(i).numel()));
-        model.parameters->state.get(i, values);
+        std::vector<float> values = values_of(model, i);
         for (float& value : values) value *= 12;
         model.parameters->state.set(i, values);
     }
     return model;
+}
+
+/// Changes every weight by about its rounding.
+void disturb(TinyModel& model) {
+    for (int i = 0; i < model.count(); ++i) {
+        std::vector<float> values = values_of(model, i);
+        const std::vector<float> normal = random_normal(values.size(), 0x1p-23f);
+        for (size_t k = 0; k < values.size(); ++k) values[k] *= 1 + normal[k];
+        model.parameters->state.set(i, values);
+    }
 }
 
 Task random_task(TaskForm form, TaskProcedure procedure) {
@@ -80,6 +95,26 @@ AnswerLosses naive_losses(TinyModel& model, const AnswerTokens& answer, bool is_
         if (is_gold && at >= answer.answer_from) losses.answer_nats += nats;
     }
     return losses;
+}
+
+std::vector<AnswerLosses> naive_losses(TinyModel& model, const Task& task, const TaskTokens& tokens,
+                                       int64_t vocab_size) {
+    std::vector<AnswerLosses> losses;
+    for (size_t i = 0; i < task.items.size(); ++i) {
+        const auto answers = tokens.answers(i, vocab_size);
+        for (size_t k = 0; k < answers.size(); ++k)
+            losses.push_back(naive_losses(model, answers[k], k == task.items[i].gold));
+    }
+    return losses;
+}
+
+/// The largest difference of two answers' losses, in nats.
+double largest_difference(const std::vector<AnswerLosses>& a, const std::vector<AnswerLosses>& b) {
+    double largest = 0;
+    for (size_t i = 0; i < a.size(); ++i)
+        largest = std::max({largest, std::abs(a[i].nats - b[i].nats),
+                            std::abs(a[i].answer_nats - b[i].answer_nats)});
+    return largest;
 }
 
 /// Lets some items of language modelling continue as the model would.
@@ -150,22 +185,29 @@ TEST_CASE(
             Task task = random_task(form, procedure);
             if (form == TaskForm::language_modeling) continue_likely(task, naive, tokenizer, T);
             const TaskTokens tokens(task, tokenizer, T);
-            std::vector<AnswerLosses> wanted;
-            for (size_t i = 0; i < task.items.size(); ++i) {
-                const auto answers = tokens.answers(i, V);
-                for (size_t k = 0; k < answers.size(); ++k)
-                    wanted.push_back(naive_losses(naive, answers[k], k == task.items[i].gold));
-            }
+            const std::vector<AnswerLosses> wanted = naive_losses(naive, task, tokens, V);
             for (Generator* generator : {model.generator.get(), static_cast<Generator*>(nullptr)}) {
                 const auto found = losses_on(
                     task, {model.stream, *model.model, batch.batch, alone, generator}, tokenizer);
                 REQUIRE(found.size() == wanted.size());
+                CAPTURE(name_of(form), name_of(procedure), generator != nullptr, T);
+                // Some models amplify roundings: logits of hundreds, norms of small vectors. What
+                // roundings of the weights alone do to the losses shows how much.
+                const double difference = largest_difference(found, wanted);
+                double bound = 1e-4, by_roundings = 0;
+                for (int trial = 0; trial < 3 && difference > bound; ++trial) {
+                    TinyModel rounded = random_model(V, 1, T, seed, {});
+                    disturb(rounded);
+                    by_roundings = std::max(
+                        by_roundings,
+                        largest_difference(naive_losses(rounded, task, tokens, V), wanted));
+                    bound = 1e-4 + 4 * by_roundings;
+                }
+                CAPTURE(by_roundings);
+                CHECK(difference <= bound);
                 for (size_t i = 0; i < found.size(); ++i) {
-                    CAPTURE(name_of(form), name_of(procedure), generator != nullptr, i, T);
-                    CHECK(found[i].nats == Approx(wanted[i].nats).epsilon(1e-4).margin(1e-4));
+                    CAPTURE(i);
                     CHECK(found[i].tokens == wanted[i].tokens);
-                    CHECK(found[i].answer_nats ==
-                          Approx(wanted[i].answer_nats).epsilon(1e-4).margin(1e-4));
                     if (form == TaskForm::language_modeling)
                         CHECK(found[i].likeliest == wanted[i].likeliest);
                 }
