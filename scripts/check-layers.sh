@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks that no source file includes a header of a higher layer, that no headers include each other in a circle, and that no
-# parts of training/, parallel/ and model/ do (a header with its sources is a part; a few named includes are excepted). In
-# training/ and parallel/ also that no folder has more than 25 headers and no file more than 450 lines. `make lint` calls it.
+# parts of training/, parallel/ and model/ do (a header with its sources is a part; a few named includes are excepted). That no
+# type's name is defined twice in a namespace: the linker would merge their functions. In training/ and parallel/ also that no
+# folder has more than 25 headers and no file more than 450 lines. `make lint` calls it.
 #   usage: scripts/check-layers.sh
 # Prints the includes, folders and files that are wrong, and exits with 1 if there are any.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
@@ -57,6 +58,23 @@ for directory in training parallel model; do
     circle "parts of $directory/" < <(includes "${files[@]}" | sed -E 's/\.(h|cpp|cu)( |$)/\2/g' | sort -u |
         awk -v within="$directory/" '$1 != $2 && index($2, within) == 1' | grep -vxE "$exceptions")
 done
+
+# Types begin a line, as clang-format has it, and so do namespaces.
+while read -r type files; do
+    echo "$type is defined in several files: $files"
+    code=1
+done < <(find "${directories[@]}" test -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu' | sort | xargs awk '
+    FNR == 1 { depth = hidden = 0 }
+    /^namespace.*{/ { names[++depth] = NF == 2 ? "" : $2; if (NF == 2) ++hidden }
+    /^}.*\/\/ namespace/ && depth { if (names[depth--] == "") --hidden }
+    /^(struct|class|enum|enum class) [A-Za-z0-9_]+( final)?( :.*)?( {.*)?$/ && !hidden {
+        type = ""
+        for (i = 1; i <= depth; ++i) type = type names[i] "::"
+        type = type ($2 == "class" ? $3 : $2)
+        sub(/:$/, "", type)
+        if (!seen[type, FILENAME]++) { files[type] = files[type] " " FILENAME; ++count[type] }
+    }
+    END { for (type in count) if (count[type] > 1) print type files[type] }')
 
 most_headers=25 most_lines=450
 while read -r count folder; do

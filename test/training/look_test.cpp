@@ -302,7 +302,7 @@ TEST_CASE("losses and ranks and predictions are those of the logits before each 
             for (const float logit : logits) sum += std::exp(double{logit});
             const double slack = 2e-4 * largest;
             const bool is_last = t + 1 == r.tokens.size();
-            const std::vector<Prediction>& expected =
+            const std::vector<LikelyToken>& expected =
                 is_last ? inside.next : inside.tokens[t + 1].expected;
             REQUIRE(std::ssize(expected) == std::min<int64_t>(most, named));
             std::vector<double> sorted(logits.begin(), logits.begin() + named);

@@ -18,8 +18,8 @@ double random_real(double low, double high) {
 }
 
 /// A rank whose own work takes so many seconds; it waits for the rest of the steps.
-RankWork work_of(double own, double steps, int64_t micro_batches = 50, int stage = 0) {
-    RankWork work{.host = "h", .times = {}, .micro_batches = micro_batches, .stage = stage};
+MeasuredWork work_of(double own, double steps, int64_t micro_batches = 50, int stage = 0) {
+    MeasuredWork work{.host = "h", .times = {}, .micro_batches = micro_batches, .stage = stage};
     const double compute = own * random_real(0.2, 0.9);
     work.times[StepPhase::compute] = compute;
     work.times[StepPhase::data] = (own - compute) * 0.75;
@@ -36,7 +36,7 @@ TEST_CASE("a rank is slow if its own work takes more than half longer than the o
         const auto n = static_cast<size_t>(random_int(2, 9));
         const auto slow = static_cast<size_t>(random_int(0, static_cast<int64_t>(n) - 1));
         const double usual = random_real(1, 10), ratio = random_real(1.05, 3);
-        std::vector<RankWork> ranks;
+        std::vector<MeasuredWork> ranks;
         for (size_t rank = 0; rank < n; ++rank)
             ranks.push_back(work_of(rank == slow ? ratio * usual : usual, 3 * usual));
         const std::vector<SlowWork> found = find_slow_work(ranks);

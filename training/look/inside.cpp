@@ -81,7 +81,7 @@ void add_block(Stream& stream, LayerInside& layer, const Block& block, Tensor ou
 }
 
 /// The likeliest tokens, of equal ones the first.
-std::vector<Prediction> likeliest(std::span<const float> logits, double log_sum, int most) {
+std::vector<LikelyToken> likeliest(std::span<const float> logits, double log_sum, int most) {
     std::vector<int32_t> ids(logits.size());
     std::iota(ids.begin(), ids.end(), 0);
     const auto kept = std::min<std::ptrdiff_t>(most, std::ssize(ids));
@@ -89,7 +89,7 @@ std::vector<Prediction> likeliest(std::span<const float> logits, double log_sum,
     std::partial_sort(ids.begin(), ids.begin() + kept, ids.end(), [&](int32_t a, int32_t b) {
         return std::pair(logit(b), a) < std::pair(logit(a), b);
     });
-    std::vector<Prediction> predictions;
+    std::vector<LikelyToken> predictions;
     for (auto id = ids.begin(); id < ids.begin() + kept; ++id)
         predictions.push_back({*id, static_cast<float>(std::exp(logit(*id) - log_sum))});
     return predictions;
@@ -117,7 +117,7 @@ Inside look_inside(Stream& stream, Generator& generator, std::span<const int32_t
         const double log_sum = highest + std::log(sum);
         const auto named = logits.first(
             std::min(logits.size(), static_cast<size_t>(std::max<int64_t>(vocab_size, 0))));
-        std::vector<Prediction> expected = likeliest(named, log_sum, most_expected);
+        std::vector<LikelyToken> expected = likeliest(named, log_sum, most_expected);
         if (++place == inside.tokens.size()) {
             inside.next = std::move(expected);
             return;

@@ -12,7 +12,7 @@ namespace train_gpt {
 /// The tokens that a page can show.
 constexpr int most_look_tokens = 128;
 
-struct Prediction {
+struct LikelyToken {
     int32_t token = 0;
     float probability = 0;
 };
@@ -24,7 +24,7 @@ struct TokenInside {
     /// before which there is nothing.
     float loss = std::numeric_limits<float>::quiet_NaN();
     int64_t rank = -1;
-    std::vector<Prediction> expected = {};  // the likeliest tokens; empty for the first one
+    std::vector<LikelyToken> expected = {};  // the likeliest tokens; empty for the first one
 };
 
 /// A layer, of T tokens. Norms are Euclidean, of a token's vector.
@@ -44,7 +44,7 @@ struct Inside {
     std::vector<LayerInside> layers;
     std::vector<float> norm;  // of the residual stream after the last layer [T]
     /// What the model expects after the last token.
-    std::vector<Prediction> next;
+    std::vector<LikelyToken> next;
 };
 
 /// Feeds a generator, which forgets what it had, at most context() tokens and at least one.

@@ -42,9 +42,9 @@ std::string token_text(const Tokenizer& tokenizer, int32_t token) {
     return text.empty() ? concat("[token ", token, "]") : text;
 }
 
-std::string predictions_json(const Tokenizer& tokenizer, const std::vector<Prediction>& all) {
+std::string predictions_json(const Tokenizer& tokenizer, const std::vector<LikelyToken>& all) {
     std::string text;
-    for (const Prediction& p : all)
+    for (const LikelyToken& p : all)
         text += concat(text.empty() ? "" : ",", "[", quoted(token_text(tokenizer, p.token)), ",",
                        number(p.probability), "]");
     return "[" + text + "]";

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double slow_ratio = 1.5, least_share = 0.1;
 
-double seconds_of_micro_batch(const RankWork& rank) {
+double seconds_of_micro_batch(const MeasuredWork& rank) {
     return rank.own_seconds() / static_cast<double>(std::max<int64_t>(rank.micro_batches, 1));
 }
 
@@ -23,26 +23,26 @@ double median(std::vector<double> values) {
     return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
-std::string packed(const RankWork& work) {
+std::string packed(const MeasuredWork& work) {
     return to_text(Json{{"host", work.host},
                         {"seconds", work.times.seconds},
                         {"n", work.micro_batches},
                         {"stage", work.stage}});
 }
 
-RankWork unpacked(const std::string& text) {
+MeasuredWork unpacked(const std::string& text) {
     const Json json = parse_json(text);
-    RankWork work{.host = json.at("host"),
-                  .times = {},
-                  .micro_batches = json.at("n"),
-                  .stage = json.at("stage")};
+    MeasuredWork work{.host = json.at("host"),
+                      .times = {},
+                      .micro_batches = json.at("n"),
+                      .stage = json.at("stage")};
     work.times.seconds = json.at("seconds").get<decltype(work.times.seconds)>();
     return work;
 }
 
 }  // namespace
 
-std::vector<SlowWork> find_slow_work(std::span<const RankWork> ranks) {
+std::vector<SlowWork> find_slow_work(std::span<const MeasuredWork> ranks) {
     std::vector<SlowWork> slow;
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
         std::vector<double> others;
@@ -68,7 +68,7 @@ void SlowRanks::add(const StepTimes& times, int64_t micro_batches) {
 std::vector<std::string> SlowRanks::take(int64_t last_step, const World& world, int stage) {
     work_.host = world.host();
     work_.stage = stage;
-    std::vector<RankWork> ranks;
+    std::vector<MeasuredWork> ranks;
     if (world.size() > 1)
         for (const std::string& text : world.all_gather(packed(work_)))
             ranks.push_back(unpacked(text));
@@ -77,7 +77,7 @@ std::vector<std::string> SlowRanks::take(int64_t last_step, const World& world, 
     for (const SlowWork& found : find_slow_work(ranks)) {
         slow.insert(found.rank);
         if (slow_.contains(found.rank)) continue;
-        const RankWork& its = ranks[static_cast<size_t>(found.rank)];
+        const MeasuredWork& its = ranks[static_cast<size_t>(found.rank)];
         std::string parts;
         for (const StepPhase phase :
              {StepPhase::compute, StepPhase::data, StepPhase::optimizer, StepPhase::communication})

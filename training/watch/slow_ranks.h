@@ -22,7 +22,7 @@
 namespace train_gpt {
 
 /// What a rank did in a number of steps.
-struct RankWork {
+struct MeasuredWork {
     std::string host;
     StepTimes times;            // sums; without StepTimes::exposed
     int64_t micro_batches = 1;  // in all of these steps
@@ -38,7 +38,7 @@ struct SlowWork {
     bool operator==(const SlowWork&) const = default;
 };
 /// The slow ranks among all ranks, by rank.
-std::vector<SlowWork> find_slow_work(std::span<const RankWork> ranks);
+std::vector<SlowWork> find_slow_work(std::span<const MeasuredWork> ranks);
 
 class SlowRanks {
   public:
@@ -55,7 +55,7 @@ class SlowRanks {
 
   private:
     int64_t steps_ = 0;
-    RankWork work_;
+    MeasuredWork work_;
     std::set<int> slow_;  // ranks
 };
 
