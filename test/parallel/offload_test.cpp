@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -333,11 +334,28 @@ struct LeasedStore {
 };
 
 /// Bytes that copies of a stream read or write.
-SharedArray<std::byte> pinned(const Bytes& bytes) {
-    SharedArray<std::byte> copy(bytes.size());
-    std::ranges::copy(bytes, copy.values().begin());
-    return copy;
-}
+/// Memory that copies read and write. It is there before they begin: to allocate it, or to ask for
+/// its values, waits for all streams.
+class CopiedBytes {
+  public:
+    explicit CopiedBytes(size_t most) : memory_(most), free_(memory_.values()) {}
+
+    std::span<std::byte> take(size_t n) {
+        REQUIRE(n <= free_.size());
+        const std::span<std::byte> taken = free_.first(n);
+        free_ = free_.subspan(n);
+        return taken;
+    }
+    const std::byte* take(const Bytes& bytes) {
+        const std::span<std::byte> copied = take(bytes.size());
+        std::ranges::copy(bytes, copied.begin());
+        return copied.data();
+    }
+
+  private:
+    SharedArray<std::byte> memory_;
+    std::span<std::byte> free_;
+};
 
 bool gpu_is_simulated() {
     const DeviceUnderTest last(test_devices().back());
@@ -501,13 +519,16 @@ TEST_CASE("late bytes: leases of state", "[.late]") {
             copy_now(device, memory.data(), all.back().value.data(), memory.size());
         }
     struct Read {
-        SharedArray<std::byte> seen;
+        std::span<const std::byte> seen;
         Bytes expected;
     };
+    constexpr int steps = 3;
+    size_t bytes = 0;
+    for (const State& state : all) bytes += state.value.size();
+    CopiedBytes memory(2 * steps * bytes);
     std::vector<Read> reads;
-    std::vector<SharedArray<std::byte>> written;
     constexpr auto part = StateLeases::Part::elements;
-    for (int step = 0; step < 3; ++step) {
+    for (int step = 0; step < steps; ++step) {
         of.leases->begin_step();
         for (size_t b = 0; b < store.layout().buckets().size(); ++b) {
             of.leases->acquire(stream, part, b);
@@ -516,18 +537,18 @@ TEST_CASE("late bytes: leases of state", "[.late]") {
                 if (static_cast<size_t>(home.bucket) != b) continue;
                 const size_t n = state.value.size();
                 char* const place = of.leases->leased(home).slots[state.slot - 1];
-                reads.push_back({SharedArray<std::byte>(n), state.value});
-                copy(stream, reads.back().seen.data(), place, n);
+                const std::span<std::byte> seen = memory.take(n);
+                reads.push_back({seen, state.value});
+                copy(stream, seen.data(), place, n);
                 state.value = random_bytes(n);
-                written.push_back(pinned(state.value));
-                copy(stream, place, written.back().data(), n);
+                copy(stream, place, memory.take(state.value), n);
             }
             of.leases->release(stream, part, b);
         }
     }
     of.leases->settle(stream);
     stream.synchronize();
-    for (const Read& read : reads) CHECK((std::ranges::equal(read.seen.values(), read.expected)));
+    for (const Read& read : reads) CHECK((std::ranges::equal(read.seen, read.expected)));
     for (const State& state : all)
         CHECK((bytes_at(store.memory_of(store.pieces()[state.piece], state.slot).data(),
                         state.value.size()) == state.value));
@@ -551,18 +572,18 @@ TEST_CASE("late bytes: inputs of blocks", "[.late]") {
     Stream stream(device);
     const size_t bytes = inputs.at(0, 0).bytes();
     struct Read {
-        SharedArray<std::byte> seen;
+        std::span<const std::byte> seen;
         Bytes expected;
     };
+    constexpr int passes = 3;
+    CopiedBytes memory(passes * size_t{slots} * layers * 3 * bytes);
     std::vector<Read> reads;
-    std::vector<SharedArray<std::byte>> written;
     const auto forward = [&](int slot) {
         std::vector<Bytes> values;
         inputs.make_room(stream, slot, 0);
         for (int l = 0; l < layers; ++l) {
             values.push_back(random_bytes(bytes));
-            written.push_back(pinned(values.back()));
-            copy(stream, inputs.at(slot, l).data, written.back().data(), bytes);
+            copy(stream, inputs.at(slot, l).data, memory.take(values.back()), bytes);
             if (l + 1 < layers) inputs.make_room(stream, slot, l + 1);
             inputs.store(stream, slot, l);
         }
@@ -572,11 +593,12 @@ TEST_CASE("late bytes: inputs of blocks", "[.late]") {
         for (int l = layers - 1; l >= 0; --l) {
             inputs.fetch(stream, slot, l);
             for (const int next : {l - 1, l - 2}) inputs.prefetch(stream, slot, next);
-            reads.push_back({SharedArray<std::byte>(bytes), values[static_cast<size_t>(l)]});
-            copy(stream, reads.back().seen.data(), inputs.at(slot, l).data, bytes);
+            const std::span<std::byte> seen = memory.take(bytes);
+            reads.push_back({seen, values[static_cast<size_t>(l)]});
+            copy(stream, seen.data(), inputs.at(slot, l).data, bytes);
         }
     };
-    for (int pass = 0; pass < 3; ++pass) {
+    for (int pass = 0; pass < passes; ++pass) {
         const std::vector<Bytes> first = forward(0), second = forward(1);
         // Both halves of a backward pass read the inputs, one some time after the other.
         backward(0, first);
@@ -585,7 +607,7 @@ TEST_CASE("late bytes: inputs of blocks", "[.late]") {
         backward(1, second);
     }
     stream.synchronize();
-    for (const Read& read : reads) CHECK((std::ranges::equal(read.seen.values(), read.expected)));
+    for (const Read& read : reads) CHECK((std::ranges::equal(read.seen, read.expected)));
 }
 
 TEST_CASE("state and inputs of blocks move beside the work on a GPU, and arrive as they were",
