@@ -12,20 +12,24 @@ The steps: one layer of GPT-2 124M (C = 768, 12 heads of 64, vocabulary 50257); 
 that width with 4 key/value heads and a hidden layer of 2048, for the kernels that GPT-2 lacks; one
 of a mixture (MIXTURE below), for those of experts, windows and sinks. B = 2, T = 512, bf16.
 
-Exits with status 1 where a kernel spills that is not in KNOWN_SPILLS, or where a kernel of the
-mixture moves more than MUCH times its least and REASONS has no reason.
+nvdisasm may be on the path or beside nvcc. --hopper checks the kernels for sm_90a and prints their
+part alone; without nvdisasm it says what it skipped.
+
+Exits with status 1 where a kernel spills that is not in KNOWN_SPILLS, where a kernel of the mixture
+moves more than MUCH times its least and REASONS has no reason, or where a kernel for sm_90a is not
+what its table says (check_hopper).
 """
 import argparse
 import glob
 import os
 import re
-import shutil
 import subprocess
+import sys
 import tempfile
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
-from wgmma_registers import early_uses, sass_of
+from wgmma_registers import faults_of, find_nvdisasm, product_count, sass_of
 
 os.environ.setdefault("GPUSIM_MEM", "8G")
 parser = argparse.ArgumentParser(description=__doc__,
@@ -35,6 +39,7 @@ parser.add_argument("--hopper", action="store_true", help="only the kernels for 
 parser.add_argument("--program", default="build/train_gpt")
 parser.add_argument("--nvcc", default="nvcc")
 args = parser.parse_args()
+nvdisasm = find_nvdisasm(args.nvcc)
 if not args.simulator and not args.hopper:
     parser.error("--simulator is missing: the folder of the simulator's libraries")
 
@@ -159,9 +164,21 @@ KNOWN_SPILLS = {
     "tile_backward: backward_keys_kernel<64, true>": 52,
 }
 
-# The kernels for sm_90a, and what a Hopper GPU can do (H200; H100 has 3.35 TB/s of memory).
-WGMMA_SOURCES = ["kernels/attention/wgmma_forward.cu", "kernels/attention/wgmma_backward.cu",
-                 "kernels/experts/grouped_wgmma.cu", "kernels/experts/grouped_fp8_wgmma.cu"]
+# The kernels for sm_90a, and what each asks for as dynamic shared memory, in the words of its
+# source: {source: {the key of a Tile: a constant}}.
+HEADS_OF_WGMMA = (64, 96, 128)
+WGMMA_SOURCES = {
+    "kernels/attention/wgmma_forward.cu":
+        {("forward", head): f"ForwardMemory<{head}>::bytes" for head in HEADS_OF_WGMMA},
+    "kernels/attention/wgmma_backward.cu":
+        {(key, head): f"{memory}<{head}>::bytes" for head in HEADS_OF_WGMMA
+         for key, memory in (("dq", "QueriesMemory"), ("keys", "KeysMemory"))},
+    "kernels/experts/grouped_wgmma.cu":
+        {("grouped", block_n): f"shared_bytes<{block_n}>" for block_n in (128, 256)},
+    "kernels/experts/grouped_fp8_wgmma.cu": {("fp8", 128): "shared_bytes<tile_columns>"}}
+# Kernels that sort experts where copies arrive later.
+OVERWRITTEN = "sums_kernel"
+# What a Hopper GPU can do (H200; H100 has 3.35 TB/s of memory).
 SMS, FLOPS, MEMORY_RATE, SHARED_RATE = 132, 989e12, 4.8e12, 33e12
 EXPONENTIALS = 16 * SMS * FLOPS / (4096 * SMS)  # 16 in each clock of a multiprocessor, per second
 # What share of the time that the busiest unit needs we expect to be the time of a kernel.
@@ -187,27 +204,29 @@ def demangled(name):
 ARCHITECTURES = ["90", "100", "120"]
 
 
-def compile_to(cubin, source, architecture):
+def compile_to(cubin, source, architecture, *options):
     """Compiles a file; returns what ptxas says."""
     command = [args.nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-I.",
                "-DTRAIN_GPT_CUDA", *(["-DTRAIN_GPT_SM90A"] if architecture == "90a" else []),
                "-gencode",
                f"arch=compute_{architecture},code=sm_{architecture}", "-Xptxas", "-v", "-cubin",
-               "-o", cubin, source]
+               *options, "-o", cubin, source]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
         raise SystemExit(f"{source}, sm_{architecture}: {run.stderr}")
     return run.stderr
 
 
-def resources_of(architecture, source, look_at=None):
+def resources_of(architecture, source):
     """{kernel: (registers, bytes of local memory that are spilled and read back or, if none are, of
-    arrays in it, static shared bytes)}, and what ptxas said."""
-    found = {}
+    arrays in it, static shared bytes)}"""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as out:
-        log = compile_to(out.name, source, architecture)
-        if look_at:
-            look_at(out.name)
+        return resources_in(compile_to(out.name, source, architecture))
+
+
+def resources_in(log):
+    """resources_of(), from what ptxas said."""
+    found = {}
     for entry in re.split(r"Compiling entry function ", log)[1:]:
         name = demangled(re.match(r"'(\S+)'", entry).group(1))
         registers = int(re.search(r"Used (\d+) registers", entry).group(1))
@@ -216,7 +235,7 @@ def resources_of(architecture, source, look_at=None):
         spills = spills or int(re.search(r"(\d+) bytes stack frame", entry).group(1))
         shared = re.search(r"(\d+) bytes smem", entry)
         found[name] = (registers, spills, int(shared.group(1)) if shared else 0)
-    return found, log
+    return found
 
 
 def resources():
@@ -226,7 +245,7 @@ def resources():
         logs = [[pool.submit(resources_of, architecture, source) for source in sources]
                 for architecture in ARCHITECTURES]
         each = [{name: of_kernel for log in logs_of_one
-                 for name, of_kernel in log.result()[0].items()} for logs_of_one in logs]
+                 for name, of_kernel in log.result().items()} for logs_of_one in logs]
     return {name: tuple([found[name][i] for found in each if name in found] for i in range(3))
             for name in each[0]}
 
@@ -236,9 +255,9 @@ class Tile:
     write, exponentials. wgmma reads 64 × 32 bytes of a left operand, unless it is in registers, and
     32 bytes of each column of the right one, for each warpgroup."""
 
-    def __init__(self, kernel, size, shared_bytes, key, element_bytes=2):
-        self.kernel, self.size, self.shared_bytes = kernel, size, shared_bytes
-        self.key = key  # of the prediction
+    def __init__(self, kernel, size, key, element_bytes=2):
+        self.kernel, self.size = kernel, size
+        self.key = key  # of the prediction, and of the bytes of shared memory
         self.element_bytes = element_bytes
         self.flops = self.traffic = self.exponentials = 0
 
@@ -265,49 +284,43 @@ def tilings_of(function):
     limit = int(re.search(r"head <= (\d+)", body).group(1))
     small, large = [tuple(map(int, numbers.split(",")))
                     for numbers in re.findall(r"HopperTiling{([\d, ]+)}", body)]
-    return {head: small if head <= limit else large for head in (64, 96, 128)}
+    return {head: small if head <= limit else large for head in HEADS_OF_WGMMA}
 
 
 def hopper_tiles():
     tiles = []
     for head, (block_n, stages, held) in tilings_of("hopper_forward_tiling").items():
-        panels = -(-head // 64)
-        shared = ((held * 128 + 2 * stages * block_n) * 128 * panels + 16 * (held + 2 * stages) +
-                  1023)
         tile = Tile(f"`wgmma_forward`, D = {head}", f"128 × {block_n}, {stages} stages of keys and "
-                    f"of values, {held} of queries", shared, ("forward", head))
+                    f"of values, {held} of queries", ("forward", head))
         tile.product(128, block_n, head).product(128, head, block_n, True)
         tile.copy(2 * block_n, head).exponentials = 128 * block_n
         tiles.append(tile)
     for head, (block_n, stages, held) in tilings_of("hopper_queries_tiling").items():
-        panels = -(-head // 64)
-        shared = (held * 256 + 2 * stages * block_n) * 128 * panels + 16 * (held + stages) + 1023
         tile = Tile(f"`wgmma_backward`, dq, D = {head}", f"128 × {block_n}, {stages} stages of "
-                    f"keys and values, {held} of queries and dout", shared, ("dq", head))
+                    f"keys and values, {held} of queries and dout", ("dq", head))
         tile.product(128, block_n, head).product(128, block_n, head)
         tile.product(128, head, block_n, True)
         tile.copy(2 * block_n, head).exponentials = 128 * block_n
         tiles.append(tile)
     for head, (block_n, stages, held) in tilings_of("hopper_keys_tiling").items():
-        panels = -(-head // 64)
-        shared = ((held * 256 + 2 * stages * block_n) * 128 * panels + stages * 8 * block_n +
-                  16 * (held + stages) + 4 * stages + 1023)
         tile = Tile(f"`wgmma_backward`, dk and dv, D = {head}",
                     f"128 × {block_n}, {stages} stages of queries and dout, {held} of keys and "
-                    "values", shared, ("keys", head))
+                    "values", ("keys", head))
         tile.product(128, block_n, head).product(128, block_n, head)
         tile.product(128, head, block_n, True).product(128, head, block_n, True)
         tile.copy(2 * block_n, head).exponentials = 128 * block_n
         tiles.append(tile)
-    for block_n, stages in ((128, 6), (256, 4)):
-        shared = stages * (128 + block_n) * 128 + 16 * stages + 1023 + 4 * 513
-        tile = Tile(f"`grouped_wgmma`, 128 × {block_n}", f"slices of 64, {stages} stages", shared,
+    wide, narrow = re.search(r"stages = block_n == 256 \? (\d+) : (\d+)",
+                             open("kernels/experts/wgmma_stages.cuh", encoding="utf-8").read()
+                             ).groups()
+    for block_n, stages in ((128, narrow), (256, wide)):
+        tile = Tile(f"`grouped_wgmma`, 128 × {block_n}", f"slices of 64, {stages} stages",
                     ("grouped", block_n))
         tile.product(128, block_n, 64).copy(128 + block_n, 64)
         tiles.append(tile)
         if block_n == 128:
             fp8 = Tile("`grouped_fp8_wgmma`, 128 × 128", f"slices of 128 codes, {stages} stages",
-                       shared, ("fp8", block_n), 1)
+                       ("fp8", block_n), 1)
             tiles.append(fp8.product(128, block_n, 128).copy(128 + block_n, 128))
     return tiles
 
@@ -364,35 +377,61 @@ def print_predictions(tiles):
     print()
 
 
-def check_hopper(found, warnings, early):
-    """Ends the program where ptxas did not do what the table of tiles says. early: instructions
-    that do not wait for products (wgmma_registers.py)."""
+def compile_hopper(source, shared_bytes):
+    """What ptxas says of a source of WGMMA_SOURCES, and faults in its SASS if there is nvdisasm.
+    Adds the source's own constants to shared_bytes."""
+    names = {f"bytes_of_{i}": key for i, key in enumerate(WGMMA_SOURCES[source])}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, os.path.basename(source))
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f'#include "{source}"\nnamespace train_gpt::cuda {{\n' + "".join(
+                f'extern "C" __device__ int {name} = {WGMMA_SOURCES[source][key]};\n'
+                for name, key in names.items()) + "}\n")
+        cubin = path.removesuffix(".cu") + ".cubin"
+        log = compile_to(cubin, path, "90a", "--keep", "--keep-dir", folder)
+        with open(path.removesuffix(".cu") + ".ptx", encoding="utf-8") as ptx:
+            for name, value in re.findall(r"(bytes_of_\d+) = (\d+);", ptx.read()):
+                shared_bytes[names[name]] = int(value)
+        faults = []
+        for name, sass in (sass_of(cubin, nvdisasm) if nvdisasm else {}).items():
+            faults += [f"{demangled(name)}: {fault}" for fault in
+                       faults_of(sass, OVERWRITTEN in name)]
+            if product_count(sass) == 0:
+                faults.append(f"{demangled(name)} has no product with wgmma")
+    return log, faults
+
+
+def check_hopper(found, shared_bytes, warnings, faults):
+    """Ends the program where ptxas did not do what the table of tiles says, or where there are
+    faults in SASS (wgmma_registers.py)."""
     wrong = [f"{name} has {registers} registers at its start, not 168"
              for name, (registers, _, _) in found.items() if registers != 168]
     wrong += [f"{name} spills {spills} bytes" for name, (_, spills, _) in found.items()
               if spills > KNOWN_SPILLS.get(name, 0)]
-    wrong += [f"{tile.kernel} needs {tile.shared_bytes} bytes of shared memory"
-              for tile in hopper_tiles() if tile.shared_bytes > 227 << 10]
+    wrong += [f"{constant} of {source}: no value in its PTX" for source in WGMMA_SOURCES
+              for key, constant in WGMMA_SOURCES[source].items() if key not in shared_bytes]
+    wrong += [f"{' '.join(map(str, key))} needs {bytes_} bytes of shared memory"
+              for key, bytes_ in shared_bytes.items() if bytes_ > 227 << 10]
     wrong += [f"ptxas says: {warning}" for warning in warnings]
-    wrong += [f"{name}: {use}\n    does not wait for\n    {product}"
-              for name, product, use in early]
+    wrong += faults
     if wrong:
         raise SystemExit("\n".join(wrong))
 
 
 def hopper_report():
-    found, warnings, early = {}, [], []
-
-    def look_at(cubin):
-        for name, sass in sass_of(cubin).items():
-            early.extend((demangled(name), *pair) for pair in early_uses(sass)[0])
-
+    found, shared_bytes, warnings, faults = {}, {}, [], []
     for source in WGMMA_SOURCES:
-        more, log = resources_of("90a", source, look_at if shutil.which("nvdisasm") else None)
-        found |= more
-        # wgmma that is waited for at once, and registers that are not given.
+        log, of_source = compile_hopper(source, shared_bytes)
+        found |= resources_in(log)
+        # wgmma that is waited for at once, fences that ptxas adds, and registers that are not given.
         warnings += re.findall(r"\(C7\d+\).*", log)
-    check_hopper(found, warnings, early)
+        faults += of_source
+    check_hopper(found, shared_bytes, warnings, faults)
+    if not nvdisasm:
+        print("skipped: waits and fences of the kernels for sm_90a, without nvdisasm (in CUDA's "
+              "toolkit, or the Python package nvidia-cuda-nvdisasm)", file=sys.stderr)
+    ordered = """, and all instructions are ordered with products and copies
+        (`scripts/wgmma_registers.py`)""" if nvdisasm else ""
     registers = {
         source: re.search(r"producer_registers = (\d+), consumer_registers = (\d+)",
                           open(source, encoding="utf-8").read()).groups()
@@ -404,8 +443,8 @@ def hopper_report():
         registers a thread; the first then keeps {' or '.join(r[0] for r in registers.values())}
         (attention, grouped products), and the others have
         {' or '.join(r[1] for r in registers.values())}. None spills; ptxas delays no product for
-        want of registers, and no instruction touches the registers of a product before it has been
-        awaited (`scripts/wgmma_registers.py`). Their shared memory is dynamic. Below, the FLOPs and
+        want of registers and adds no fence{ordered}. Their shared memory is dynamic; its
+        bytes are those that the compiler has. Below, the FLOPs and
         bytes of a tile (a slice of 64 of grouped products): bytes of shared memory are those that
         wgmma reads, for each of the two warpgroups, and that copies write. The times are those of a
         multiprocessor's part of the machine: {FLOPS / 1e12:.0f} TFLOP/s, in fp8 twice as many,
@@ -416,7 +455,7 @@ def hopper_report():
     print("|---|---|---|---|---|---|---|---|")
     for tile in tiles:
         times = " | ".join(f"{1e6 * SMS * seconds:.2f}" for seconds in tile.seconds())
-        print(f"| {tile.kernel} | {tile.size} | {tile.shared_bytes} | {tile.flops / 1e6:.2f} "
+        print(f"| {tile.kernel} | {tile.size} | {shared_bytes[tile.key]} | {tile.flops / 1e6:.2f} "
               f"| {tile.traffic / 1024:.0f} | {times} |")
     print()
     paragraph("""Why these sizes. A product of 64 × n × 16 with both operands in shared memory takes
@@ -482,7 +521,7 @@ def softmax_instructions(architecture):
               ("STG.E.128", "MUFU.EX2", None)]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         compile_to(cubin.name, "kernels/head_loss.cu", architecture)
-        functions = sass_of(cubin.name)
+        functions = sass_of(cubin.name, nvdisasm)
     function = next(text for name, text in functions.items()
                     if re.search(r"loss_in_shared_memoryI\d+__nv_bfloat16Lb0E\w*NoCap", name))
     found = []
@@ -504,7 +543,7 @@ def product_instructions(architecture):
     on tensor cores, which multiplies a slice."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         compile_to(cubin.name, "kernels/experts/grouped_tile.cu", architecture)
-        functions = sass_of(cubin.name)
+        functions = sass_of(cubin.name, nvdisasm)
     found = {}
     for name, text in functions.items():
         loops = [(len(loop), count_of(loop, "HMMA")) for loop in loops_of(text)]
@@ -667,7 +706,7 @@ for name in sorted(much):
 for reason, names in reasons.items():
     print(textwrap.fill(f"- {', '.join(names)}: {reason}", 100, subsequent_indent="  ",
                         break_long_words=False, break_on_hyphens=False))
-if shutil.which("nvdisasm"):
+if nvdisasm:
     print()
     paragraph("""SASS instructions of the loop in which a warp of a grouped product multiplies a
         slice of 64 (with 128 products of 16×8×16), per product; and how many of a loop's
@@ -699,7 +738,7 @@ print("| kernel | registers | spills | shared B |")
 print("|---|---|---|---|")
 for name in others:
     print(f"| `{name}` | {' | '.join(map(together, compiled[name]))} |")
-if shutil.which("nvdisasm"):
+if nvdisasm:
     print("\n## The head's softmax\n")
     paragraph("""SASS instructions per bf16 logit (`loss_in_shared_memory<bf16, false, NoCap>`):
         those of each loop over a row, from its label to the branch back, over 8 for each 16-byte

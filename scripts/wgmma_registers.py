@@ -1,19 +1,32 @@
 #!/usr/bin/env python3
-"""Finds instructions that touch the registers of a wgmma before it has been awaited.
-
-nvdisasm must be installed.
+"""Finds in the SASS of kernels with wgmma what is not ordered with its products and copies.
 
 A wgmma reads its left operand from registers, and writes its sums, while other instructions run.
 Until a wait for its group (WARPGROUP.DEPBAR in SASS), no instruction may write those registers, nor
 read the sums; only further products may add to the same sums. The compiler sees to that if it
 understands the program; PTX promises little where registers are used again. This looks at the
-result. It follows all paths from each product to the waits that cover it, through loops too.
+result. It follows all paths, through loops too. It finds:
 
-Exits with status 1 where there is such an instruction, and prints it with its product.
+- early uses: an instruction that touches a product's registers before a wait covers the product;
+- products without a fence: an instruction that touches a product's registers, and no wgmma.fence
+  (WARPGROUP.ARRIVE) between it, or the kernel's start, and the product;
+- barriers or copies that products or the copy engine may not see: no fence.proxy.async
+  (FENCE.VIEW.ASYNC) between the initialisation of a barrier (SYNCS.EXCH), or a wait for cp.async
+  (DEPBAR of SB0), and the next barrier; with --overwritten NAME, in kernels with that name, none
+  between a store to shared memory and a copy to it (UTMALDG).
+
+It does not see what a called function does, nor which bytes stores and products have in common: a
+store to shared memory for a product to read would need a fence too, and is not looked at.
+
+Exits with status 1 where there is such an instruction, and prints it with what it is not ordered
+with. 2: there is no nvdisasm. 3: a kernel has no product.
 """
 import argparse
+import os
 import re
+import shutil
 import subprocess
+import sys
 
 # Instructions whose first operand is not a destination, or whose destination is no register.
 WITHOUT_DESTINATION = (
@@ -91,14 +104,12 @@ def next_of(instructions, labels, i):
 
 
 def early_uses(sass):
-    """Pairs of a product and an instruction that comes too early, as text, and how many products
-    there are."""
+    """Pairs of a product and an instruction that comes too early, as text."""
     instructions, labels = instructions_of(sass)
-    found, count = [], 0
+    found = []
     for i, product in enumerate(instructions):
         if not product.is_product:
             continue
-        count += 1
         # (index, whether the product's group has ended, groups that have ended since)
         todo, seen = [(i + 1, product.ends_group, 0)], set()
         while todo:
@@ -121,12 +132,100 @@ def early_uses(sass):
                 found.append((product.line, at.line))
                 continue
             todo += [(k, ended, later) for k in next_of(instructions, labels, j)]
-    return found, count
+    return found
 
 
-def sass_of(cubin):
+def previous_of(instructions, labels):
+    """For each instruction, the indices of those that it may follow."""
+    before = [[] for _ in instructions]
+    for i in range(len(instructions)):
+        for k in next_of(instructions, labels, i):
+            if k < len(instructions):
+                before[k].append(i)
+    return before
+
+
+def without_fence(sass):
+    """Pairs of a product and what touches its registers without a wgmma.fence between them."""
+    instructions, labels = instructions_of(sass)
+    before, found = previous_of(instructions, labels), []
+    for i, product in enumerate(instructions):
+        if not product.is_product:
+            continue
+        todo, seen = [i], set()
+        while todo:
+            j = todo.pop()
+            if j == 0:
+                found.append((product.line, "the kernel's start"))
+            for k in before[j]:
+                at = instructions[k]
+                if k in seen or at.opcode.startswith("WARPGROUP.ARRIVE"):
+                    continue
+                seen.add(k)
+                if not at.is_product and (at.written | at.read) & (product.left | product.sums):
+                    found.append((product.line, at.line))
+                    continue
+                todo.append(k)
+    return found
+
+
+BARRIERS = ("SYNCS.ARRIVE", "SYNCS.PHASECHK", "BAR.", "UTMALDG")
+FENCE_OF_ENGINES = "FENCE.VIEW.ASYNC"
+
+
+def without_proxy_fence(sass, is_overwritten=False):
+    """Pairs of an instruction and one that may follow it without a fence.proxy.async between them.
+    is_overwritten: whether copies arrive where ordinary stores went."""
+    instructions, labels = instructions_of(sass)
+    rules = [(("SYNCS.EXCH",), "", BARRIERS), (("DEPBAR.LE",), "SB0,", BARRIERS)]
+    if is_overwritten:
+        rules.append((("STS", "ATOMS"), "", ("UTMALDG",)))
+    found = []
+    for opcodes, operand, until in rules:
+        for i, first in enumerate(instructions):
+            if not first.opcode.startswith(opcodes) or operand not in first.text:
+                continue
+            todo, seen = next_of(instructions, labels, i), set()
+            while todo:
+                j = todo.pop()
+                if j >= len(instructions) or j in seen:
+                    continue
+                seen.add(j)
+                at = instructions[j]
+                if at.opcode.startswith(FENCE_OF_ENGINES):
+                    continue
+                if at.is_product or at.opcode.startswith(until):
+                    found.append((first.line, at.line))
+                    continue
+                todo += next_of(instructions, labels, j)
+    return found
+
+
+def product_count(sass):
+    return sum(at.is_product for at in instructions_of(sass)[0])
+
+
+def faults_of(sass, is_overwritten=False):
+    """What is wrong, as lines."""
+    return [f"{first}\n    {words}\n    {other}"
+            for words, pairs in (
+                ("is awaited later than", early_uses(sass)),
+                ("has no wgmma.fence between it and", without_fence(sass)),
+                ("has no fence.proxy.async between it and",
+                 without_proxy_fence(sass, is_overwritten)))
+            for first, other in pairs]
+
+
+def find_nvdisasm(nvcc="nvcc"):
+    """Beside nvcc, or on the path; None: it is not installed."""
+    found = shutil.which(nvcc)
+    folder = os.path.dirname(os.path.realpath(found)) if found else ""
+    return shutil.which("nvdisasm", path=folder) or shutil.which("nvdisasm")
+
+
+def sass_of(cubin, nvdisasm="nvdisasm"):
     """{mangled name of a function: its SASS}"""
-    sass = subprocess.run(["nvdisasm", "-c", cubin], capture_output=True, text=True,
+    sass = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True,
                           check=True).stdout
     return {text.split(":", 1)[0].strip(): text for text in sass.split("\n.text.")[1:]}
 
@@ -135,15 +234,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cubins", nargs="+", metavar="FILE.cubin")
-    early = False
-    for cubin in parser.parse_args().cubins:
-        for name, sass in sass_of(cubin).items():
-            found, count = early_uses(sass)
-            print(f"{name}: {count} products, {len(found)} early uses")
-            for product, use in found:
-                print(f"    {product}\n    is awaited later than\n    {use}")
-            early = early or bool(found)
-    raise SystemExit(1 if early else 0)
+    parser.add_argument("--nvcc", default="nvcc", help="beside which nvdisasm may be")
+    parser.add_argument("--overwritten", metavar="NAME", help="part of kernels' names")
+    args = parser.parse_args()
+    nvdisasm = find_nvdisasm(args.nvcc)
+    if not nvdisasm:
+        print("error: there is no nvdisasm", file=sys.stderr)
+        raise SystemExit(2)
+    status = 0
+    for cubin in args.cubins:
+        for name, sass in sass_of(cubin, nvdisasm).items():
+            faults = faults_of(sass, bool(args.overwritten) and args.overwritten in name)
+            count = product_count(sass)
+            print(f"{name}: {count} products, {len(faults)} faults")
+            for fault in faults:
+                print(f"    {fault}")
+            status = 1 if faults else status or (0 if count else 3)
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":
