@@ -9,6 +9,7 @@
 #include "device/cuda_queue.h"
 #include "kernels/attention/cudnn.h"
 #include "kernels/attention/engine.h"
+#include "kernels/experts/grouped_tile.h"
 #include "kernels/experts/grouped_ways.h"
 #include "kernels/linear/gemm_cublas.h"
 #endif
@@ -22,7 +23,10 @@ std::string kernel_platform([[maybe_unused]] const Stream& stream) {
         return concat(device_name(stream.device), ", ", multiprocessors(stream.device),
                       " multiprocessors, driver ", cuda::driver_version(), ", cuBLASLt ",
                       cuda::cublas_lt().version(), cudnn ? concat(", cuDNN ", cudnn) : "",
-                      cudnn && !stream.settings.deterministic ? ", unordered sums allowed" : "");
+                      cudnn && !stream.settings.deterministic ? ", unordered sums allowed" : "",
+                      cuda::limits_of(stream).architecture == 90 && cuda::wgmma_is_built()
+                          ? ", kernels for sm_90a"
+                          : "");
     }
 #endif
     return "";

@@ -9,9 +9,10 @@
 namespace train_gpt {
 
 /// What choices depend on besides shapes and settings: "NVIDIA H200, 132 multiprocessors, driver
-/// 13.0, cuBLASLt 130100, cuDNN 91900", the last if the plan of memory found a use for it. With
-/// cuDNN also whether KernelSettings::deterministic is off, so that a run in which this changes
-/// chooses anew. Empty on the CPU, which has no choices.
+/// 13.0, cuBLASLt 130100, cuDNN 91900, kernels for sm_90a". cuDNN is named if the plan of memory
+/// found a use for it, and then also whether KernelSettings::deterministic is off, so that a run in
+/// which this changes chooses anew. The kernels are named on a GPU of sm_90 if the build has them.
+/// Empty on the CPU, which has no choices.
 std::string kernel_platform(const Stream& stream);
 
 /// The choices made so far on this stream; empty on the CPU.

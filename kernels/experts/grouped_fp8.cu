@@ -330,12 +330,15 @@ void multiply(Stream& stream, const Product& p) {
         stream,
         concat(product, " E=", E, ",R=", p.out.rows(), ",N=", p.by_inputs ? k : n,
                ",K=", p.by_inputs ? n : k),
-        true, edge, [&](GroupedWay way) {
+        true, edge,
+        [&](GroupedWay way) {
             if (way != GroupedWay::mma)
                 return way == GroupedWay::wgmma_128 && wgmma_fp8_rows(stream, rows);
             mma_fp8_rows(stream, rows);
             return true;
-        });
+        },
+        // sm_90 has no mma.sync for fp8.
+        GroupedWay::wgmma_128);
 }
 
 }  // namespace

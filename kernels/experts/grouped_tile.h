@@ -19,5 +19,7 @@ void tile_backward_weight(Stream& stream, const GroupedLinearBackwardWeight& arg
 bool wgmma_forward(Stream& stream, const GroupedLinearForward& args, int block_n);
 bool wgmma_backward_input(Stream& stream, const GroupedLinearBackwardInput& args, int block_n);
 bool wgmma_backward_weight(Stream& stream, const GroupedLinearBackwardWeight& args, int block_n);
+/// Whether the build has code for sm_90a.
+bool wgmma_is_built();
 
 }  // namespace train_gpt::cuda

@@ -31,9 +31,9 @@ double seconds_of(Stream& stream, const GroupedWays::Submit& submit, GroupedWay 
 GroupedWays::GroupedWays(const Queue& queue) : has_wgmma_(queue.limits().architecture == 90) {}
 
 GroupedWay GroupedWays::choose(Stream& stream, const std::string& name, bool repeatable,
-                               const Submit& submit) {
+                               const Submit& submit, GroupedWay untimed) {
     if (const auto found = chosen_.find(name); found != chosen_.end()) return found->second;
-    if (!stream.settings.autotune || !repeatable) return GroupedWay::mma;
+    if (!stream.settings.autotune || !repeatable) return untimed;
     const size_t best = fastest(std::size(all_ways), [&](size_t i, int runs) {
         return seconds_of(stream, submit, all_ways[i], runs);
     });
@@ -41,12 +41,12 @@ GroupedWay GroupedWays::choose(Stream& stream, const std::string& name, bool rep
 }
 
 void GroupedWays::run(Stream& stream, const std::string& name, bool repeatable, int64_t columns,
-                      const Submit& submit) {
+                      const Submit& submit, GroupedWay untimed) {
     auto way = GroupedWay::mma;
     if (has_wgmma_ && stream.settings.grouped == KernelSettings::Grouped::wgmma)
         way = columns > 128 ? GroupedWay::wgmma_256 : GroupedWay::wgmma_128;
     else if (has_wgmma_ && stream.settings.grouped == KernelSettings::Grouped::automatic)
-        way = choose(stream, name, repeatable, submit);
+        way = choose(stream, name, repeatable, submit, untimed);
     if (!submit(way)) submit(GroupedWay::mma);
 }
 

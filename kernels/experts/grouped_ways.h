@@ -18,7 +18,8 @@ enum class GroupedWay : uint8_t { mma, wgmma_128, wgmma_256 };
 
 /// The ways of a queue's grouped products: queue.kept<GroupedWays>(). On sm_90, with
 /// KernelSettings::autotune, all ways are timed when a product is first seen, with the actual
-/// arguments; the host then waits for the device. Otherwise mma.
+/// arguments; the host then waits for the device. Without it a product goes its untimed way, and on
+/// other GPUs mma. Where a way cannot be gone, mma.
 class GroupedWays {
   public:
     explicit GroupedWays(const Queue& queue);
@@ -27,9 +28,10 @@ class GroupedWays {
     using Submit = std::function<bool(GroupedWay)>;
     /// name: the product and its extents, "forward E=8,R=4096,N=1536,K=768". repeatable: whether it
     /// overwrites its outputs; one that does not is not timed and goes the way of the same product
-    /// that does, if that was seen before. columns: of a result.
+    /// that does, if that was seen before. columns: of a result. untimed: the way of a product that
+    /// is not timed.
     void run(Stream& stream, const std::string& name, bool repeatable, int64_t columns,
-             const Submit& submit);
+             const Submit& submit, GroupedWay untimed = GroupedWay::mma);
 
     /// What was chosen by timing so far, one line per product: "grouped forward
     /// E=8,R=4096,N=1536,K=768 wgmma_256". A run keeps this text so that a later run gets the same
@@ -45,7 +47,7 @@ class GroupedWays {
     using Chosen = std::map<std::string, GroupedWay>;
     static Chosen read(const std::string& text);
     GroupedWay choose(Stream& stream, const std::string& name, bool repeatable,
-                      const Submit& submit);
+                      const Submit& submit, GroupedWay untimed);
 
     bool has_wgmma_;
     Chosen chosen_;

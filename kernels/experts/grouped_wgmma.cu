@@ -363,11 +363,14 @@ bool wgmma_backward_weight(Stream& stream, const GroupedLinearBackwardWeight& ar
     return true;
 }
 
+bool wgmma_is_built() { return true; }
+
 #else
 
 bool wgmma_forward(Stream&, const GroupedLinearForward&, int) { return false; }
 bool wgmma_backward_input(Stream&, const GroupedLinearBackwardInput&, int) { return false; }
 bool wgmma_backward_weight(Stream&, const GroupedLinearBackwardWeight&, int) { return false; }
+bool wgmma_is_built() { return false; }
 
 #endif
 

@@ -413,7 +413,7 @@ TEST_CASE("attention gives the same bits again, whatever the number of threads a
             wish.T = i == 2                  ? static_cast<int>(random_int(1, 3))
                      : device_is_simulated() ? static_cast<int>(random_int(129, 150))
                                              : static_cast<int>(random_int(257, 800));
-            wish.D = test_device().is_cuda() ? 8 * static_cast<int>(random_int(1, 5))
+            wish.D = test_device().is_cuda() ? 8 * static_cast<int>(random_int(1, 16))
                                              : static_cast<int>(random_int(8, 40));
             wish.documents = i == 1;
             wish.windows = random_int(0, 1) == 1;

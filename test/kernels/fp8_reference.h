@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "kernels/fp8.h"
 #include "test/kernels/test_device.h"
@@ -39,6 +40,24 @@ inline uint8_t nearest_code(Fp8Format format, float value) {
         if (distance(code) < distance(best) || (distance(code) == distance(best) && code % 2 == 0))
             best = code;
     return static_cast<uint8_t>(sign + best);
+}
+
+/// x · scale as its nearest codes, which are then read as numbers over the scale.
+inline std::vector<double> rounded(const std::vector<double>& x, Fp8Format format, float scale) {
+    std::vector<double> numbers;
+    for (int code = 0; code < 256; ++code) numbers.push_back(number_of(format, code));
+    std::vector<double> result = x;
+    for (double& value : result)
+        value = numbers[nearest_code(format, static_cast<float>(value) * scale)] /
+                static_cast<double>(scale);
+    return result;
+}
+/// The same with the scale of the matrix's own largest magnitude.
+inline std::vector<double> rounded(const std::vector<double>& x, Fp8Format format) {
+    double largest = 0;
+    for (const double value : x) largest = std::max(largest, std::abs(value));
+    return rounded(x, format,
+                   largest_number(format) / std::max(static_cast<float>(largest), 1e-12f));
 }
 
 /// What Errors::check() allows for sums of fp8 products, as its cut_off. A GPU's tensor cores keep

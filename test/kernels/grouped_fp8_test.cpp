@@ -13,6 +13,7 @@
 #include "test/kernels/linear_problem.h"
 
 using namespace train_gpt;
+using fp8_reference::rounded;
 
 namespace {
 
@@ -29,46 +30,51 @@ void for_each_product(const std::function<void(const KernelSettings&)>& check) {
     }
 }
 
-/// A matrix as the products see it: the numbers of its codes over its scale.
-Values rounded(const Values& x, Fp8Format format, float scale) {
-    std::vector<double> numbers;
-    for (int code = 0; code < 256; ++code)
-        numbers.push_back(fp8_reference::number_of(format, code));
-    Values values = x;
-    for (double& value : values)
-        value = numbers[fp8_reference::nearest_code(format, static_cast<float>(value) * scale)] /
-                static_cast<double>(scale);
-    return values;
-}
-
 float largest_of(const Values& x) {
     double largest = 0;
     for (const double value : x) largest = std::max(largest, std::abs(value));
     return static_cast<float>(largest);
 }
 
-/// Experts with random rows, some of them without any, and rows at the end that no expert has,
-/// which are NaN. Half of the layers gather their rows from tokens.
+struct Extent {
+    std::vector<int64_t> counts;
+    int64_t N, K;
+};
+
+/// Some experts have no rows, but not all.
+Extent random_extent() {
+    const auto width = [] { return 16 * random_int(1, device_is_simulated() ? 9 : 20); };
+    Extent extent{{}, width(), width()};
+    for (int64_t e = random_int(1, 5); e > 0; --e)
+        extent.counts.push_back(random_int(0, 3) ? random_int(0, 170) : random_int(0, 1));
+    if (std::ranges::count(extent.counts, 0) == std::ssize(extent.counts)) extent.counts.back() = 1;
+    return extent;
+}
+
+/// Experts, and rows at the end that no expert has, which are NaN. Half of the layers gather their
+/// rows from tokens.
 struct Layer {
     DType dtype;
-    int64_t E, R, more, N, K, tokens;
+    int64_t E, R, more, N, K;
     bool gathers, given;
+    int64_t tokens;
     std::vector<int32_t> offsets, tokens_of_rows;
     Buffer x, w, bias, dy;
     SharedArray<int32_t> offset_memory, token_memory;
     Buffer scales, amax;
     ProductScales products;
 
-    explicit Layer(DType dtype_)
+    explicit Layer(DType dtype_, const Extent& extent = random_extent())
         : dtype(dtype_),
-          E(random_int(1, 5)),
-          R(0),
+          E(std::ssize(extent.counts)),
+          R(std::accumulate(extent.counts.begin(), extent.counts.end(), int64_t{0})),
           more(random_int(0, 40)),
-          N(16 * random_int(1, device_is_simulated() ? 9 : 20)),
-          K(16 * random_int(1, device_is_simulated() ? 9 : 20)),
+          N(extent.N),
+          K(extent.K),
           gathers(random_int(0, 1) == 1),
           given(random_int(0, 1) == 1),
-          offsets(random_offsets()),
+          tokens(gathers ? random_int(1, R) : R + more),
+          offsets(offsets_of(extent.counts)),
           x(dtype, {tokens, K}, filled(gathers ? tokens : R, tokens, K, 1)),
           w(dtype, {E, N, K},
             random_normal(static_cast<size_t>(E * N * K), 1 / std::sqrt(static_cast<float>(K)))),
@@ -153,14 +159,9 @@ struct Layer {
     }
 
   private:
-    std::vector<int32_t> random_offsets() {
+    static std::vector<int32_t> offsets_of(const std::vector<int64_t>& counts) {
         std::vector<int32_t> all{0};
-        for (int64_t e = 0; e < E; ++e)
-            all.push_back(all.back() + static_cast<int32_t>(random_int(0, 3) ? random_int(0, 170)
-                                                                             : random_int(0, 1)));
-        if (all.back() == 0) all.back() = 1;
-        R = all.back();
-        tokens = gathers ? random_int(1, R) : R + more;
+        for (const int64_t count : counts) all.push_back(all.back() + static_cast<int32_t>(count));
         return all;
     }
     static std::vector<float> filled(int64_t known, int64_t rows, int64_t cols, float stddev) {
@@ -215,6 +216,48 @@ TEST_CASE("products of experts in fp8 multiply rounded operands, whatever rows t
         CHECK(l.amax[1] == largest_of(l.w.values()));
         CHECK(l.amax[2] == largest_of(l.dy_rows()));
     });
+}
+
+TEST_CASE("products of experts in fp8 over many slices and rows give the same bits again",
+          "[fp8][cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    Accuracy accuracy;
+    // Slices of 128 codes and a part of one; more rows of an expert than a band of tiles has.
+    for (const Extent& extent :
+         {Extent{{random_int(1, 40), 0, 3}, 48, 7 * 128 + 16},
+          Extent{{random_int(1, 40), 0, 3}, 7 * 128 + 16, 48}, Extent{{2100, 1, 0}, 272, 16}})
+        for (const DType dtype : {DType::fp32, DType::bf16}) {
+            const Layer l(dtype, extent);
+            CAPTURE(name_of(dtype), l.R, l.N, l.K, l.gathers, l.given);
+            const GroupedProblem problem = l.problem();
+            for_each_product([&](KernelSettings settings) {
+                settings.fp8 = true;
+                TestStream stream(l.scratch(settings), settings);
+                const auto results = [&] {
+                    auto both =
+                        std::pair{std::make_unique<Buffer>(
+                                      dtype, std::initializer_list<int64_t>{l.R + l.more, l.N}),
+                                  std::make_unique<Buffer>(
+                                      dtype, std::initializer_list<int64_t>{l.R + l.more, l.K})};
+                    l.forward(stream, *both.first, l.w, {});
+                    l.backward_input(stream, *both.second, l.w, {});
+                    return both;
+                };
+                const auto [out, dx] = results();
+                const auto [out_again, dx_again] = results();
+                CHECK((out->bytes() == out_again->bytes()));
+                CHECK((dx->bytes() == dx_again->bytes()));
+                accuracy.check("out", dtype, first_of(*out, l.R * l.N),
+                               stored_as(dtype, l.with_bias(problem.product<float>(GemmOp::nt))),
+                               l.with_bias(problem.product<double>(GemmOp::nt)),
+                               fp8_reference::cut_off_of_sums(l.K));
+                accuracy.check("dx", dtype, first_of(*dx, l.R * l.K),
+                               stored_as(dtype, problem.product<float>(GemmOp::nn)),
+                               problem.product<double>(GemmOp::nn),
+                               fp8_reference::cut_off_of_sums(l.N));
+            });
+        }
 }
 
 TEST_CASE(

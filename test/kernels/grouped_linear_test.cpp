@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "base/error.h"
+#include "kernels/choices.h"
 #include "kernels/linear/linear.h"
 #include "test/kernels/experts_reference.h"
 #include "test/kernels/kernel_test.h"
@@ -30,13 +32,38 @@ void for_each_product(const std::function<void(const KernelSettings&)>& check) {
     check({});
 }
 
-/// How many rows each expert has.
+/// The offsets of experts with so many rows.
 std::vector<int32_t> offsets_of(const std::vector<int64_t>& counts) {
     std::vector<int32_t> offsets{0};
     for (const int64_t count : counts)
         offsets.push_back(offsets.back() + static_cast<int32_t>(count));
     return offsets;
 }
+
+/// A stream whose products on a GPU are computed by the kernels that `choices` names, if it names
+/// any; then none but those may be asked for.
+class ChosenStream {
+  public:
+    ChosenStream(size_t scratch_bytes, KernelSettings settings, const std::string& choices)
+        : choices_(choices), stream_(scratch_bytes, with_timing(settings, !choices.empty())) {
+        if (!choices.empty()) set_kernel_choices(stream_, choices);
+    }
+    ~ChosenStream() {
+        // A product that is not named would have been timed.
+        if (!choices_.empty()) CHECK(kernel_choices(stream_) == choices_);
+    }
+    ChosenStream(const ChosenStream&) = delete;
+    ChosenStream& operator=(const ChosenStream&) = delete;
+    operator Stream&() { return stream_; }
+
+  private:
+    static KernelSettings with_timing(KernelSettings settings, bool times) {
+        settings.autotune = times;
+        return settings;
+    }
+    std::string choices_;
+    TestStream stream_;
+};
 
 /// A layer of experts with random contents. Half of the problems gather their rows from fewer
 /// tokens.
@@ -47,6 +74,7 @@ struct Experts {
     bool gathers;
     Buffer x, w, bias, dy;
     SharedArray<int32_t> offset_memory, token_memory;
+    std::string choices = {};  // of ChosenStream
 
     Experts(DType dtype_, const std::vector<int64_t>& counts, int64_t N_, int64_t K_,
             bool gathers_ = random_int(0, 1) == 1)
@@ -80,7 +108,7 @@ struct Experts {
 
     std::unique_ptr<Buffer> forward(const KernelSettings& settings, bool has_bias = true) const {
         auto out = std::make_unique<Buffer>(dtype, std::initializer_list<int64_t>{R, N});
-        TestStream stream(scratch_bytes(settings), settings);
+        ChosenStream stream(scratch_bytes(settings), settings, choices);
         grouped_linear_forward(stream, {.out = *out,
                                         .x = x,
                                         .w = w,
@@ -91,13 +119,13 @@ struct Experts {
     }
     std::unique_ptr<Buffer> backward_input(const KernelSettings& settings) const {
         auto dx = std::make_unique<Buffer>(dtype, std::initializer_list<int64_t>{R, K});
-        TestStream stream(scratch_bytes(settings), settings);
+        ChosenStream stream(scratch_bytes(settings), settings, choices);
         grouped_linear_backward_input(stream, {.dx = *dx, .dy = dy, .w = w, .offsets = offsets()});
         return dx;
     }
     void backward_weight(const KernelSettings& settings, const GradientSink& dw,
                          const GradientSink& dbias) const {
-        TestStream stream(scratch_bytes(settings), settings);
+        ChosenStream stream(scratch_bytes(settings), settings, choices);
         grouped_linear_backward_weight(stream, {.dw = dw,
                                                 .x = x,
                                                 .dy = dy,
@@ -200,6 +228,51 @@ TEST_CASE("grouped_linear_forward matches float64 whatever rows the experts have
             }
         });
     });
+}
+
+TEST_CASE("every kernel for grouped products on sm_90 takes every width, and gives the same bits",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!has_wgmma(test_device())) return;
+    // More rows of an expert than a band of tiles has, and more columns than any tile; fewer
+    // columns than the narrowest tile.
+    const std::vector<Extent> extents{{{2100, 1, 0}, 264, 16},
+                                      {{random_int(1, 150), 0, random_int(1, 150)},
+                                       8 * random_int(1, 16),
+                                       8 * random_int(17, 40)}};
+    Accuracy accuracy;
+    for (const Extent& e : extents)
+        for (const char* way : {"mma", "wgmma_128", "wgmma_256"})
+            for (const bool gathers : {false, true}) {
+                CAPTURE(way, gathers, e.counts, e.N, e.K);
+                Experts layer(DType::bf16, e.counts, e.N, e.K, gathers);
+                for (const char* product : {"backward_input", "backward_weight", "forward",
+                                            "gathering", "gathering_weight"})
+                    layer.choices += concat("grouped ", product, " E=", layer.E, ",R=", layer.R,
+                                            ",N=", layer.N, ",K=", layer.K, " ", way, "\n");
+                const GroupedProblem problem = layer.problem();
+                const KernelSettings settings{.reserved_sms = multiprocessors(test_device()) -
+                                                              static_cast<int>(random_int(1, 4))};
+                const Buffer dw(DType::fp32, {layer.E, layer.N, layer.K}),
+                    again(DType::fp32, {layer.E, layer.N, layer.K});
+                layer.backward_weight(settings, dw.sink(false), {});
+                layer.backward_weight(settings, again.sink(false), {});
+                CHECK((dw.bytes() == again.bytes()));
+                const auto out = layer.forward(settings), dx = layer.backward_input(settings);
+                CHECK((out->bytes() == layer.forward(settings)->bytes()));
+                CHECK((dx->bytes() == layer.backward_input(settings)->bytes()));
+                accuracy.check(
+                    "out", DType::bf16, out->values(),
+                    stored_as(DType::bf16, layer.with_bias(problem.product<float>(GemmOp::nt))),
+                    layer.with_bias(problem.product<double>(GemmOp::nt)));
+                accuracy.check("dx", DType::bf16, dx->values(),
+                               stored_as(DType::bf16, problem.product<float>(GemmOp::nn)),
+                               problem.product<double>(GemmOp::nn));
+                accuracy.check("dw", DType::fp32, dw.values(),
+                               stored_as(DType::fp32, problem.product<float>(GemmOp::tn)),
+                               problem.product<double>(GemmOp::tn),
+                               cut_off_sums(DType::bf16, layer.R));
+            }
 }
 
 TEST_CASE("grouped products touch no row that belongs to no expert", "[cuda]") {

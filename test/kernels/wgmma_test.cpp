@@ -148,17 +148,23 @@ TEST_CASE("attention for sm_90a runs where it is wanted, and other kernels where
     const std::string ours = has_wgmma(test_device()) ? "own (wgmma)" : "own";
     CHECK(use_of(shape, aligned, Wanted::wgmma).engines() == ours);
     CHECK(use_of(shape, aligned, Wanted::own).engines() == "own");
-    HeadsView shifted = aligned;
-    shifted.data = static_cast<char*>(memory.data()) + 2;
-    AttentionUse use = use_of(shape, shifted, Wanted::wgmma);
+    // A stride that the copy engine cannot use. The view is 16-byte aligned throughout, so that the
+    // older kernels take it on tensor cores, and only the tensor map rules it out.
+    const auto has_map = [&](const HeadsView& view) {
+        return cuda::tensor_map(view, shape.B, shape.T, shape.H, shape.D, 128).has_value();
+    };
+    HeadsView together = aligned;
+    together.head = 0;  // both heads are one
+    if (has_wgmma(test_device())) CHECK(has_map(aligned));
+    CHECK_FALSE(has_map(together));
+    const AttentionUse use = use_of(shape, together, Wanted::wgmma);
     CHECK(use.engines() == "own");
     CHECK(use.explained() ==
           "own kernels, since those for sm_90a cannot compute this shape on this GPU");
-    // A dimension whose stride the copy engine cannot use: the view is 16-byte aligned throughout,
-    // so that the older kernels take it on tensor cores.
-    HeadsView far = aligned;
-    far.head = 0;  // both heads are one
-    CHECK(use_of(shape, far, Wanted::wgmma).engines() == "own");
+    // An address of no multiple of 16 bytes: no kernel on tensor cores takes it.
+    HeadsView shifted = aligned;
+    shifted.data = static_cast<char*>(memory.data()) + 2;
+    CHECK(use_of(shape, shifted, Wanted::wgmma).engines() == "own");
 }
 
 TEST_CASE("our own two kinds of attention are timed, and the choice is kept", "[cuda]") {
@@ -237,6 +243,13 @@ TEST_CASE("a grouped product's kernels are timed once, and the choice is kept", 
     const std::string name = "forward E=4,R=64,N=128,K=64";
     ways.run(stream, name, true, 128, submit);
     CHECK((ran == std::map<GroupedWay, int>{{GroupedWay::mma, 1}}));  // without autotune
+    const auto untimed = [&] { ways.run(stream, name, true, 128, submit, GroupedWay::wgmma_128); };
+    untimed();
+    possible = false;
+    untimed();
+    CHECK((ran == std::map<GroupedWay, int>{{GroupedWay::mma, 2}, {GroupedWay::wgmma_128, 1}}));
+    possible = true;
+    ran = {{GroupedWay::mma, 1}};
     stream.settings.autotune = true;
     ways.run(stream, name, false, 128, submit);  // adds to its outputs: cannot be timed
     CHECK((ran == std::map<GroupedWay, int>{{GroupedWay::mma, 2}}));
