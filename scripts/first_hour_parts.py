@@ -226,10 +226,12 @@ def kernels(dtype):
     return run
 
 
-# Attention of a layer of 124M, 1558M and (heads of keys counted as heads of queries) Llama 3 8B; the experts of OLMoE.
+# Attention of a layer of 124M, 1558M and Llama 3 8B (Q heads of queries share a head of keys), heads of 96 and windows; the experts of OLMoE.
 HOPPER_SHAPES = (("attention_forward,attention_backward", "B=64,T=1024,H=12,D=64"), ("attention_forward,attention_backward", "B=16,T=1024,H=25,D=64"),
-                 ("attention_forward,attention_backward", "B=1,T=8192,H=32,D=128"), ("attention_window_forward,attention_window_backward", "B=1,T=8192,W=128,H=64,D=64"),
-                 ("grouped_linear_forward,grouped_linear_backward_input,grouped_linear_backward_weight", "M=16384,E=64,k=8,N=2048,K=2048"))
+                 ("attention_forward,attention_backward", "B=1,T=8192,H=8,Q=4,D=128"),
+                 ("attention_forward,attention_backward", "B=4,T=4096,H=32,D=96"), ("attention_window_forward,attention_window_backward", "B=1,T=8192,W=128,H=8,Q=8,D=64"),
+                 ("grouped_linear_forward,grouped_linear_backward_input,grouped_linear_backward_weight", "M=16384,E=64,k=8,N=2048,K=2048"),
+                 ("grouped_linear_forward_fp8,grouped_linear_backward_input_fp8", "M=16384,E=64,k=8,N=2048,K=2048"))
 
 
 def hopper(work):

@@ -10,6 +10,10 @@ void declare_weight(Operands& o, int64_t rows, int64_t cols) {
     o.normal("w", {rows, cols}, 1 / std::sqrt(static_cast<float>(cols)));
 }
 
+Accuracy accuracy_of_fp8_sums(const Operands& o, int64_t terms) {
+    return {.roundings = o.dtype() == DType::bf16 ? 3 : 1 << 22, .terms = terms};
+}
+
 std::vector<Implementation> only_one(const Operands&, const Device& device) {
     return {{device.is_cuda() ? "CUDA" : "CPU", {.autotune = true}}};
 }

@@ -19,7 +19,8 @@ using Values = std::vector<double>;
 using Dims = std::vector<int64_t>;
 
 /// The extent of each letter: B T C H D V M N K F E k as in the contracts; P positions before the
-/// T; G heads of keys (H_kv); W keys of a window.
+/// T; G heads of keys (H_kv); W keys of a window. In attention H counts the heads of keys, and Q
+/// heads of queries share each.
 using Shape = std::map<char, int64_t>;
 
 /// How exact a result can be: how often it is rounded to the compute dtype on its way, and how many
@@ -197,6 +198,9 @@ constexpr Letter letter(char name, int64_t small, int64_t gpt2) {
 
 /// w [rows, cols], with which the terms of x·wᵀ keep the size of x's elements.
 void declare_weight(Operands& o, int64_t rows, int64_t cols);
+
+/// Of sums of fp8 products, which tensor cores sum with about 14 bits: in roundings of 2⁻⁹ or 2⁻²⁴.
+Accuracy accuracy_of_fp8_sums(const Operands& o, int64_t terms);
 
 /// The libraries for matrix products: the CPU has two.
 std::vector<Implementation> products(const Operands& o, const Device& device);

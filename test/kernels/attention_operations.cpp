@@ -11,6 +11,24 @@ namespace train_gpt::compare {
 
 namespace {
 
+// H heads of keys, each of which Q heads of queries share.
+constexpr Letter sharing{'Q', 1, 1, 1}, key_heads = letter('H', 4, 12),
+                                        head_size = letter('D', 64, 64);
+
+template <class Extents>
+int64_t query_channels(const Extents& of) {
+    return of['Q'] * of['H'] * of['D'];
+}
+template <class Extents>
+int64_t key_channels(const Extents& of) {
+    return of['H'] * of['D'];
+}
+/// Of q, k and v of a token, one after the other.
+template <class Extents>
+int64_t packed_channels(const Extents& of) {
+    return query_channels(of) + 2 * key_channels(of);
+}
+
 template <class Extents>
 AttentionShape attention_shape(const Extents& of) {
     const int H = static_cast<int>(of['H']), T = static_cast<int>(of['T']),
@@ -19,7 +37,7 @@ AttentionShape attention_shape(const Extents& of) {
             .B = static_cast<int>(of['B']),
             .T = T,
             .S = T,
-            .H = H,
+            .H = H * static_cast<int>(of['Q']),
             .H_kv = H,
             .D = D,
             .scale = 1 / std::sqrt(static_cast<float>(D))};
@@ -29,32 +47,39 @@ size_t attention_scratch(const Stream& stream, const Operands& o) {
     return attention_scratch_bytes(stream, attention_shape(o));
 }
 
-std::vector<Implementation> attentions(const Operands& o, const Device& device) {
+/// With kernels of our own alone.
+std::vector<Implementation> own_attentions(const Operands& o, const Device& device) {
     if (!device.is_cuda()) return only_one(o, device);
     std::vector<Implementation> all{
         {"CUDA, own", {.attention = KernelSettings::Attention::own, .autotune = true}}};
     if (has_wgmma(device) && o.dtype() == DType::bf16)
         all.push_back(
             {"CUDA, wgmma", {.attention = KernelSettings::Attention::wgmma, .autotune = true}});
+    return all;
+}
+
+std::vector<Implementation> attentions(const Operands& o, const Device& device) {
+    std::vector<Implementation> all = own_attentions(o, device);
 #ifdef TRAIN_GPT_CUDA
-    const bool usable = cuda::attention_library_forward_scratch_bytes({}, attention_shape(o)) > 0;
-    if (usable)
+    if (device.is_cuda() &&
+        cuda::attention_library_forward_scratch_bytes({}, attention_shape(o)) > 0)
         all.push_back(
             {"CUDA, cuDNN", {.attention = KernelSettings::Attention::cudnn, .autotune = true}});
 #endif
     return all;
 }
 
-/// q (part 0), k (1) or v (2) of [B, T, 3·H·D].
-HeadsView packed(const Call& c, const char* name, int64_t part) {
-    const int64_t C = c['H'] * c['D'];
+/// q (part 0), k (1) or v (2) of [B, T, packed_channels].
+HeadsView packed(const Call& c, const char* name, int part) {
+    const int64_t first = part == 0 ? 0 : query_channels(c) + (part - 1) * key_channels(c);
     const Tensor qkv = c[name];
-    return {static_cast<char*>(qkv.data) + static_cast<size_t>(part * C) * size_of(qkv.dtype),
-            c['T'] * 3 * C, 3 * C, c['D']};
+    return {static_cast<char*>(qkv.data) + static_cast<size_t>(first) * size_of(qkv.dtype),
+            c['T'] * packed_channels(c), packed_channels(c), c['D']};
 }
 
+/// Of heads of queries.
 HeadsView plain(const Call& c, const char* name) {
-    const int64_t C = c['H'] * c['D'];
+    const int64_t C = query_channels(c);
     return {c[name].data, c['T'] * C, C, c['D']};
 }
 
@@ -83,10 +108,12 @@ void run_attention_backward(Stream& stream, const Call& c) {
 AttentionProblem attention_problem(const Operands& o, const Values& qkv) {
     AttentionProblem problem{
         .shape = attention_shape(o), .doc_start = {}, .q = {}, .k = {}, .v = {}, .dout = {}};
-    const size_t C = static_cast<size_t>(o['H'] * o['D']);
     for (size_t i = 0; i < qkv.size(); ++i) {
-        const size_t part = i / C % 3;
-        (part == 0 ? problem.q : part == 1 ? problem.k : problem.v).push_back(qkv[i]);
+        const int64_t channel = static_cast<int64_t>(i) % packed_channels(o) - query_channels(o);
+        (channel < 0                 ? problem.q
+         : channel < key_channels(o) ? problem.k
+                                     : problem.v)
+            .push_back(qkv[i]);
     }
     return problem;
 }
@@ -101,13 +128,16 @@ const Derivative of_qkv{.gradient = "dqkv",
                             }};
 
 Values packed_gradients(const Operands& o, const AttentionReference& r) {
-    const size_t C = static_cast<size_t>(o['H'] * o['D']);
-    Values dqkv(r.dq.size() * 3);
-    for (size_t i = 0; i < r.dq.size(); ++i) {
-        const size_t first = i / C * 3 * C + i % C;
-        dqkv[first] = r.dq[i];
-        dqkv[first + C] = r.dk[i];
-        dqkv[first + 2 * C] = r.dv[i];
+    Values dqkv;
+    const auto append = [&](const Values& from, int64_t token, int64_t channels) {
+        if (from.empty()) return;  // only a forward pass
+        dqkv.insert(dqkv.end(), from.begin() + token * channels,
+                    from.begin() + (token + 1) * channels);
+    };
+    for (int64_t token = 0; token < o['B'] * o['T']; ++token) {
+        append(r.dq, token, query_channels(o));
+        append(r.dk, token, key_channels(o));
+        append(r.dv, token, key_channels(o));
     }
     return dqkv;
 }
@@ -128,7 +158,7 @@ AttentionShape chunk_shape(const Operands& o) {
 }
 
 AttentionForward chunk_forward(const Call& c) {
-    const int64_t C = c['H'] * c['D'], S = c['P'] + c['T'];
+    const int64_t C = key_channels(c), S = c['P'] + c['T'];
     AttentionShape shape = attention_shape(c);
     shape.S = static_cast<int>(S);
     const auto keys = [&](const char* name) { return HeadsView{c[name].data, S * C, C, c['D']}; };
@@ -235,7 +265,7 @@ AttentionProblem window_problem(const Operands& o, const Values& qkv, const Valu
 /// For each head, the root of the sum of exp(sink − lse)²·(dout ⊙ out)².
 Values sink_terms(const Operands& o, const AttentionReference& r) {
     const Values dout = o.values("dout"), sinks = o.values("sinks");
-    const int64_t B = o['B'], T = o['T'], H = o['H'], D = o['D'];
+    const int64_t B = o['B'], T = o['T'], H = o['Q'] * o['H'], D = o['D'];
     Values terms(sinks.size());
     for (int64_t row = 0; row < B * T * H; ++row) {
         const auto h = static_cast<size_t>(row % H);
@@ -279,29 +309,30 @@ std::vector<Operation> attention_operations() {
     return {
         {.name = "attention_forward",
          .computes = "out = softmax(q·kᵀ/√D, causal)·v, lse = log Σ exp of each row",
-         .letters = {batch, sequence, letter('H', 4, 12), letter('D', 64, 64)},
+         .letters = {batch, sequence, key_heads, sharing, head_size},
          .implementations = attentions,
          .declare =
              [](Operands& o) {
-                 o.normal("qkv", {o['B'], o['T'], 3 * o['H'] * o['D']});
-                 o.result("out", {o['B'], o['T'], o['H'] * o['D']}, o.dtype(),
+                 o.normal("qkv", {o['B'], o['T'], packed_channels(o)});
+                 o.result("out", {o['B'], o['T'], query_channels(o)}, o.dtype(),
                           {.roundings = 2, .terms = o['T'] + o['D']});
-                 o.result("lse", {o['B'], o['H'], o['T']}, DType::fp32, {.terms = o['T'] + o['D']});
+                 o.result("lse", {o['B'], o['Q'] * o['H'], o['T']}, DType::fp32,
+                          {.terms = o['T'] + o['D']});
              },
          .scratch_bytes = attention_scratch,
          .run = run_attention_forward,
          .reference = attention_references},
         {.name = "attention_backward",
          .computes = "dqkv, the gradients of q, k and v, with out and lse of the forward pass",
-         .letters = {batch, sequence, letter('H', 4, 12), letter('D', 64, 64)},
+         .letters = {batch, sequence, key_heads, sharing, head_size},
          .implementations = attentions,
          .declare =
              [](Operands& o) {
-                 o.normal("qkv", {o['B'], o['T'], 3 * o['H'] * o['D']});
-                 o.normal("dout", {o['B'], o['T'], o['H'] * o['D']});
-                 o.room("out", {o['B'], o['T'], o['H'] * o['D']}, o.dtype());
-                 o.room("lse", {o['B'], o['H'], o['T']}, DType::fp32);
-                 o.result("dqkv", {o['B'], o['T'], 3 * o['H'] * o['D']}, o.dtype(),
+                 o.normal("qkv", {o['B'], o['T'], packed_channels(o)});
+                 o.normal("dout", {o['B'], o['T'], query_channels(o)});
+                 o.room("out", {o['B'], o['T'], query_channels(o)}, o.dtype());
+                 o.room("lse", {o['B'], o['Q'] * o['H'], o['T']}, DType::fp32);
+                 o.result("dqkv", {o['B'], o['T'], packed_channels(o)}, o.dtype(),
                           {.roundings = 4, .terms = o['T'] + o['D']});
              },
          .scratch_bytes = attention_scratch,
@@ -311,19 +342,18 @@ std::vector<Operation> attention_operations() {
          .derivatives = {of_qkv}},
         {.name = "attention_backward_chunk",
          .computes = "dq, and dk and dv in fp32, of T queries that stand after P others",
-         .letters = {batch, sequence, Letter{'P', 256, 256, 1024}, letter('H', 4, 12),
-                     letter('D', 64, 64)},
+         .letters = {batch, sequence, Letter{'P', 256, 256, 1024}, key_heads, sharing, head_size},
          .declare =
              [](Operands& o) {
-                 const int64_t C = o['H'] * o['D'], S = o['P'] + o['T'];
-                 o.normal("q", {o['B'], o['T'], C});
+                 const int64_t C = key_channels(o), S = o['P'] + o['T'];
+                 o.normal("q", {o['B'], o['T'], query_channels(o)});
                  o.normal("k", {o['B'], S, C});
                  o.normal("v", {o['B'], S, C});
-                 o.normal("dout", {o['B'], o['T'], C});
-                 o.room("out", {o['B'], o['T'], C}, o.dtype());
-                 o.room("lse", {o['B'], o['H'], o['T']}, DType::fp32);
+                 o.normal("dout", {o['B'], o['T'], query_channels(o)});
+                 o.room("out", {o['B'], o['T'], query_channels(o)}, o.dtype());
+                 o.room("lse", {o['B'], o['Q'] * o['H'], o['T']}, DType::fp32);
                  const Accuracy accuracy{.roundings = 4, .terms = S + o['D']};
-                 o.result("dq", {o['B'], o['T'], C}, o.dtype(), accuracy);
+                 o.result("dq", {o['B'], o['T'], query_channels(o)}, o.dtype(), accuracy);
                  o.result("dk", {o['B'], S, C}, DType::fp32, accuracy);
                  o.result("dv", {o['B'], S, C}, DType::fp32, accuracy);
              },
@@ -337,33 +367,34 @@ std::vector<Operation> attention_operations() {
          .derivatives = of_chunk},
         {.name = "attention_window_forward",
          .computes = "attention_forward with a window of W keys and a sink for each head",
-         .letters = {batch, sequence, Letter{'W', 32, 128, 128}, letter('H', 4, 12),
-                     letter('D', 64, 64)},
+         .letters = {batch, sequence, Letter{'W', 32, 128, 128}, key_heads, sharing, head_size},
+         .implementations = own_attentions,
          .declare =
              [](Operands& o) {
-                 o.normal("qkv", {o['B'], o['T'], 3 * o['H'] * o['D']});
-                 o.normal("sinks", {o['H']});
-                 o.result("out", {o['B'], o['T'], o['H'] * o['D']}, o.dtype(),
+                 o.normal("qkv", {o['B'], o['T'], packed_channels(o)});
+                 o.normal("sinks", {o['Q'] * o['H']});
+                 o.result("out", {o['B'], o['T'], query_channels(o)}, o.dtype(),
                           {.roundings = 2, .terms = o['T'] + o['D']});
-                 o.result("lse", {o['B'], o['H'], o['T']}, DType::fp32, {.terms = o['T'] + o['D']});
+                 o.result("lse", {o['B'], o['Q'] * o['H'], o['T']}, DType::fp32,
+                          {.terms = o['T'] + o['D']});
              },
          .scratch_bytes = attention_scratch,
          .run = run_window_forward,
          .reference = window_references},
         {.name = "attention_window_backward",
          .computes = "attention_backward with a window of W keys, and the gradients of sinks",
-         .letters = {batch, sequence, Letter{'W', 32, 128, 128}, letter('H', 4, 12),
-                     letter('D', 64, 64)},
+         .letters = {batch, sequence, Letter{'W', 32, 128, 128}, key_heads, sharing, head_size},
+         .implementations = own_attentions,
          .declare =
              [](Operands& o) {
-                 o.normal("qkv", {o['B'], o['T'], 3 * o['H'] * o['D']});
-                 o.normal("sinks", {o['H']});
-                 o.normal("dout", {o['B'], o['T'], o['H'] * o['D']});
-                 o.room("out", {o['B'], o['T'], o['H'] * o['D']}, o.dtype());
-                 o.room("lse", {o['B'], o['H'], o['T']}, DType::fp32);
-                 o.result("dqkv", {o['B'], o['T'], 3 * o['H'] * o['D']}, o.dtype(),
+                 o.normal("qkv", {o['B'], o['T'], packed_channels(o)});
+                 o.normal("sinks", {o['Q'] * o['H']});
+                 o.normal("dout", {o['B'], o['T'], query_channels(o)});
+                 o.room("out", {o['B'], o['T'], query_channels(o)}, o.dtype());
+                 o.room("lse", {o['B'], o['Q'] * o['H'], o['T']}, DType::fp32);
+                 o.result("dqkv", {o['B'], o['T'], packed_channels(o)}, o.dtype(),
                           {.roundings = 4, .terms = o['T'] + o['D']});
-                 o.result("dsinks", {o['H']}, DType::fp32,
+                 o.result("dsinks", {o['Q'] * o['H']}, DType::fp32,
                           {.roundings = 4, .terms = o['B'] * o['T'] * o['D']});
              },
          .scratch_bytes = attention_scratch,

@@ -7,6 +7,7 @@
 #include "kernels/experts/route.h"
 #include "test/compare/operations.h"
 #include "test/kernels/experts_reference.h"
+#include "test/kernels/fp8_reference.h"
 #include "test/kernels/test_device.h"
 
 namespace train_gpt::compare {
@@ -175,6 +176,45 @@ GroupedProblem layer_of(const Operands& o, const Values& x, const Values& dy, co
             x.empty() ? x : gathered_reference(x, grouping.row_token, o['K']),
             dy,
             w};
+}
+
+/// In fp8 N and K are the next multiple of 16.
+int64_t in_fp8(const Operands& o, char letter) { return (o[letter] + 15) / 16 * 16; }
+/// Each operand has the scale of its own largest magnitude.
+constexpr ProductScales current = {};
+
+std::vector<Implementation> grouped_fp8_products(const Operands& o, const Device& device) {
+    using Grouped = KernelSettings::Grouped;
+    std::vector<Implementation> all = products(o, device);
+    if (device.is_cuda()) all = {{"CUDA", {.grouped = Grouped::own}}};
+    if (has_wgmma(device)) all.push_back({"CUDA, wgmma", {.grouped = Grouped::wgmma}});
+    for (Implementation& one : all) one.settings.fp8 = true;
+    return all;
+}
+
+void declare_fp8_layer(Operands& o) {
+    declare_grouping(o, skewed);
+    o.normal("w", {o['E'], in_fp8(o, 'N'), in_fp8(o, 'K')},
+             1 / std::sqrt(static_cast<float>(in_fp8(o, 'K'))));
+}
+
+size_t grouped_fp8_scratch(const Stream& stream, const Operands& o) {
+    return grouped_linear_scratch_bytes(
+        stream, {o.dtype(), o['E'], o['M'] * o['k'], in_fp8(o, 'N'), in_fp8(o, 'K')});
+}
+
+/// layer_of() with operands as the products read them.
+GroupedProblem fp8_layer_of(const Operands& o, const Values& x, const Values& dy) {
+    using fp8_reference::rounded;
+    const Grouping grouping(skewed(o), o['k'], o['E']);
+    return {in_fp8(o, 'N'),
+            in_fp8(o, 'K'),
+            grouping.offsets,
+            x.empty() ? x
+                      : gathered_reference(rounded(x, Fp8Format::e4m3), grouping.row_token,
+                                           in_fp8(o, 'K')),
+            dy.empty() ? dy : rounded(dy, Fp8Format::e5m2),
+            rounded(o.values("w"), Fp8Format::e4m3)};
 }
 
 Values zeros(int64_t n) { return Values(static_cast<size_t>(n)); }
@@ -356,6 +396,57 @@ std::vector<Operation> experts_operations() {
                        return dot(o.values("dy"),
                                   layer_of(o, o.values("x"), {}, w).product<double>(GemmOp::nt));
                    }}}},
+        {.name = "grouped_linear_forward_fp8",
+         .computes = "out = x[row_token]·w_eᵀ of operands rounded to e4m3",
+         .letters = {routed, experts, slots, skew, width, depth},
+         .implementations = grouped_fp8_products,
+         .declare =
+             [](Operands& o) {
+                 declare_fp8_layer(o);
+                 o.normal("x", {o['M'], in_fp8(o, 'K')});
+                 o.result("out", {o['M'] * o['k'], in_fp8(o, 'N')}, o.dtype(),
+                          accuracy_of_fp8_sums(o, in_fp8(o, 'K')));
+             },
+         .scratch_bytes = grouped_fp8_scratch,
+         .run =
+             [](Stream& stream, const Call& c) {
+                 grouped_linear_forward(stream, {.out = c["out"],
+                                                 .x = c["x"],
+                                                 .w = c["w"],
+                                                 .offsets = c["offsets"],
+                                                 .row_token = c["row_token"],
+                                                 .scales = &current});
+             },
+         .reference =
+             [](const Operands& o) {
+                 return Results{
+                     {"out", fp8_layer_of(o, o.values("x"), {}).product<double>(GemmOp::nt)}};
+             }},
+        {.name = "grouped_linear_backward_input_fp8",
+         .computes = "dx = dy·w_e of dy rounded to e5m2 and w to e4m3",
+         .letters = {routed, experts, slots, skew, width, depth},
+         .implementations = grouped_fp8_products,
+         .declare =
+             [](Operands& o) {
+                 declare_fp8_layer(o);
+                 o.normal("dy", {o['M'] * o['k'], in_fp8(o, 'N')});
+                 o.result("dx", {o['M'] * o['k'], in_fp8(o, 'K')}, o.dtype(),
+                          accuracy_of_fp8_sums(o, in_fp8(o, 'N')));
+             },
+         .scratch_bytes = grouped_fp8_scratch,
+         .run =
+             [](Stream& stream, const Call& c) {
+                 grouped_linear_backward_input(stream, {.dx = c["dx"],
+                                                        .dy = c["dy"],
+                                                        .w = c["w"],
+                                                        .offsets = c["offsets"],
+                                                        .scales = &current});
+             },
+         .reference =
+             [](const Operands& o) {
+                 return Results{
+                     {"dx", fp8_layer_of(o, {}, o.values("dy")).product<double>(GemmOp::nn)}};
+             }},
         {.name = "combine",
          .computes = "out = Σ_slots weight·y[row_of]",
          .letters = {routed, experts, slots, channels},

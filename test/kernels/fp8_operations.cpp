@@ -1,8 +1,5 @@
 // The operations of fp8: operations.h says what each entry means. A product's sizes count 16 rows
 // or columns each, which fp8 needs.
-#include <algorithm>
-#include <cmath>
-
 #include "kernels/fp8.h"
 #include "kernels/linear/linear.h"
 #include "test/compare/operations.h"
@@ -11,29 +8,11 @@
 
 namespace train_gpt::compare {
 
+using fp8_reference::rounded;
+
 namespace {
 
 constexpr Letter rows{'M', 16, 4 * 16, 64 * 64};
-
-/// The scale of a tensor's own largest magnitude.
-float own_scale(const Values& x, Fp8Format format) {
-    double largest = 0;
-    for (const double value : x) largest = std::max(largest, std::abs(value));
-    return fp8_reference::largest_number(format) / std::max(static_cast<float>(largest), 1e-12f);
-}
-
-/// A matrix as a product reads it: numbers of codes over the scale.
-Values rounded(const Values& x, Fp8Format format) {
-    Values numbers;
-    for (int code = 0; code < 256; ++code)
-        numbers.push_back(fp8_reference::number_of(format, code));
-    const float scale = own_scale(x, format);
-    Values result = x;
-    for (double& value : result)
-        value = numbers[fp8_reference::nearest_code(format, static_cast<float>(value) * scale)] /
-                static_cast<double>(scale);
-    return result;
-}
 
 std::vector<Implementation> fp8_products(const Operands& o, const Device& device) {
     std::vector<Implementation> all = products(o, device);
@@ -43,11 +22,6 @@ std::vector<Implementation> fp8_products(const Operands& o, const Device& device
 
 size_t scratch(const Stream& stream, const Operands& o) {
     return linear_scratch_bytes(stream, o.dtype(), 16 * o['M'], 16 * o['N'], 16 * o['K']);
-}
-
-/// Tensor cores sum products of fp8 with about 14 bits: in roundings of 2⁻⁹ or 2⁻²⁴.
-Accuracy accuracy_of_sums(const Operands& o, int64_t terms) {
-    return {.roundings = o.dtype() == DType::bf16 ? 3 : 1 << 22, .terms = terms};
 }
 
 /// Each operand has the scale of its own largest magnitude.
@@ -100,7 +74,7 @@ std::vector<Operation> fp8_operations() {
                  o.normal("x", {16 * o['M'], 16 * o['K']});
                  declare_weight(o, 16 * o['N'], 16 * o['K']);
                  o.result("out", {16 * o['M'], 16 * o['N']}, o.dtype(),
-                          accuracy_of_sums(o, 16 * o['K']));
+                          accuracy_of_fp8_sums(o, 16 * o['K']));
              },
          .scratch_bytes = scratch,
          .run =
@@ -122,7 +96,7 @@ std::vector<Operation> fp8_operations() {
                  o.normal("x", {16 * o['M'], 16 * o['K']});
                  o.normal("dy", {16 * o['M'], 16 * o['N']});
                  o.result("dw", {16 * o['N'], 16 * o['K']}, DType::fp32,
-                          accuracy_of_sums(o, 16 * o['M']));
+                          accuracy_of_fp8_sums(o, 16 * o['M']));
              },
          .scratch_bytes = scratch,
          .run =

@@ -17,7 +17,7 @@ Shape random_shape(const Operation& operation) {
     Shape shape;
     for (const Letter& letter : operation.letters) {
         const bool is_flat = letter.small > 100'000;  // elements, not the extent of a matrix
-        const bool is_few = std::string("BHGk").find(letter.name) != std::string::npos;
+        const bool is_few = std::string("BHGQk").find(letter.name) != std::string::npos;
         // A bound is about many elements: a single sum whose terms cancel may be less exact.
         shape[letter.name] = random_int(is_few ? 1 : 8, is_flat ? 10'000 : is_few ? 4 : 40);
     }
