@@ -428,7 +428,7 @@ $(LINTED_PTX): lint-registers/%: %
 	    $(if $(filter $(O)/$<.o,$(SM90A_OBJECTS)),-arch=compute_90a -DTRAIN_GPT_SM90A,-arch=compute_90)
 	@python3 $(GPUSIM)/tools/undefined_registers.py --same-predicate --allow 'cub::' $(B)/ptx/$@.ptx
 
-# Registers, spills and shared memory of the kernels for sm_90a, and whether their products are awaited.
+# Registers, spills and shared memory of the kernels for sm_90a, and with nvdisasm waits for their products, and fences.
 lint-hopper:
 ifeq ($(HAVE_CUDA),1)
 	@echo 'lint kernels for sm_90a'

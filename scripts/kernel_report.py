@@ -476,6 +476,13 @@ def hopper_report():
         divided by {EXPECTED}, on an H200 (memory {MEMORY_RATE / 1e12} TB/s). Tiles above the
         diagonal are not visited; tiles on it are computed whole. **Predicted, not measured.**""")
     print_predictions(tiles)
+    paragraph("""Large tensors. `far_elements_test.cpp` computes with tensors of more than 2³¹
+        elements of which few are touched: attention whose sequences, tokens or heads lie so far
+        apart, in all operands, results and gradients; grouped products in bf16 of rows beyond 2³¹
+        elements, and of experts whose weights lie there. Attention's lse and the backward pass's
+        statistics have a number for each row, B·H·T of them: more than 2³¹ rows are not tested, nor
+        are grouped products in fp8 of so many codes. Of these we have only read that offsets are
+        computed in 64 bits. B·H and the rows of a head have 32.""")
     paragraph("""What to look at first on a GPU. 1. `scripts/first_hour.sh --only hopper`: each of
         these kernels beside the older one and cuDNN. 2. With Nsight Compute, per kernel: the tensor
         pipe's share (`sm__inst_executed_pipe_tensor`), the stall reasons of the consumers' warps:

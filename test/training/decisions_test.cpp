@@ -22,6 +22,9 @@
 #include "training/config/load_config.h"
 #include "training/plan/fit.h"
 #include "training/plan/memory_plan.h"
+#ifdef TRAIN_GPT_CUDA
+#include "kernels/experts/grouped_tile.h"
+#endif
 
 using namespace train_gpt;
 
@@ -138,6 +141,10 @@ TEST_CASE("kernels do as a run has chosen on the same platform, and choose anew 
          {device_name(test_device()), concat(multiprocessors(test_device()), " multiprocessors"),
           std::string("driver "), std::string("cuBLASLt ")})
         CHECK(contains(chosen.platform, part));
+#ifdef TRAIN_GPT_CUDA
+    CHECK(contains(chosen.platform, "kernels for sm_90a") ==
+          (has_wgmma(test_device()) && cuda::wgmma_is_built()));
+#endif
 
     // As if the other way had been faster, wherever there are two.
     Choices kept = chosen;

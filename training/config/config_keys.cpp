@@ -247,10 +247,10 @@ constexpr ConfigKey later_keys[] = {
      "On a GPU. `on`: before the first step, time cuBLASLt's algorithms for each shape, GELU and "
      "bias gradients within a product or after it, the ways to compute attention that the other "
      "keys leave, and on Hopper the kernels for products of experts; use the fastest. `off`: use "
-     "cuBLASLt's first algorithm, GELU within a "
-     "product, bias gradients after it and, unless `kernels.attention` is `cudnn`, the project's "
-     "own attention. A resumed run keeps its earlier choices on the same GPU model with the same "
-     "driver and libraries."},
+     "cuBLASLt's first algorithm, GELU within a product, bias gradients after it and, unless "
+     "`kernels.attention` is `cudnn`, the project's own attention. A resumed run keeps its earlier "
+     "choices on the same GPU model with the same driver and libraries, and on Hopper only if both "
+     "builds have kernels for it, or neither."},
     {KEY(kernels.deterministic), one_of<bool>(),
      "On a GPU. `on`: each run gives the same bits. `off`: attention's backward pass may also use "
      "cuDNN's unordered sums, if they are the fastest; the last bits of gradients then differ from "
