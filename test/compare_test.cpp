@@ -143,7 +143,7 @@ TEST_CASE("compare --list shows every kernel with its letters, and --help explai
         CHECK(contains(list, "| " + operation.name + " "));
         CHECK(contains(list, "| " + operation.computes + " "));
     }
-    CHECK(contains(list, "| B=2 T=256 H=4 D=64"));
+    CHECK(contains(list, "| B=2 T=256 H=4 Q=1 D=64"));
     const std::string help = check_succeeds(compare_with("--help"));
     for (const char* option : {"--shape", "--dtype", "--device", "--all", "--list", "--repeat",
                                "--seed", "--no-reference"})
