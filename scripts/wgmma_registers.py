@@ -19,7 +19,7 @@ It does not see what a called function does, nor which bytes stores and products
 store to shared memory for a product to read would need a fence too, and is not looked at.
 
 Exits with status 1 where there is such an instruction, and prints it with what it is not ordered
-with. 2: there is no nvdisasm. 3: a kernel has no product.
+with. 2: there is no nvdisasm. 3: a kernel has no product, or a file no kernel.
 """
 import argparse
 import os
@@ -93,8 +93,10 @@ def next_of(instructions, labels, i):
     """The indices of the instructions that may follow."""
     at = instructions[i]
     following = [i + 1] if i + 1 < len(instructions) else []
-    target = re.search(r"`\((\.L_x_\d+)\)", at.text)
-    if at.opcode.startswith("BRA") and target and target.group(1) in labels:
+    if at.opcode.startswith(("BRA", "BRX", "JMP", "JMX")):
+        target = re.search(r"`\((\.L_x_\d+)\)", at.text)
+        if not target or target.group(1) not in labels:
+            raise SystemExit(f"error: a branch to an unknown place: {at.line}")
         # A branch may have its condition as an operand.
         always = not at.is_conditional and at.text.strip().startswith("`")
         return [labels[target.group(1)], *([] if always else following)]
@@ -192,7 +194,8 @@ def without_proxy_fence(sass, is_overwritten=False):
                     continue
                 seen.add(j)
                 at = instructions[j]
-                if at.opcode.startswith(FENCE_OF_ENGINES):
+                # Under a condition it may be left out.
+                if at.opcode.startswith(FENCE_OF_ENGINES) and not at.is_conditional:
                     continue
                 if at.is_product or at.opcode.startswith(until):
                     found.append((first.line, at.line))
@@ -243,7 +246,11 @@ def main():
         raise SystemExit(2)
     status = 0
     for cubin in args.cubins:
-        for name, sass in sass_of(cubin, nvdisasm).items():
+        functions = sass_of(cubin, nvdisasm)
+        if not functions:
+            print(f"{cubin}: no function")
+            status = status or 3
+        for name, sass in functions.items():
             faults = faults_of(sass, bool(args.overwritten) and args.overwritten in name)
             count = product_count(sass)
             print(f"{name}: {count} products, {len(faults)} faults")

@@ -247,8 +247,9 @@ constexpr ConfigKey later_keys[] = {
      "On a GPU. `on`: before the first step, time cuBLASLt's algorithms for each shape, GELU and "
      "bias gradients within a product or after it, the ways to compute attention that the other "
      "keys leave, and on Hopper the kernels for products of experts; use the fastest. `off`: use "
-     "cuBLASLt's first algorithm, GELU within a product, bias gradients after it and, unless "
-     "`kernels.attention` is `cudnn`, the project's own attention. A resumed run keeps its earlier "
+     "cuBLASLt's first algorithm, GELU within a product, bias gradients after it, on Hopper its "
+     "kernel for experts in fp8 and, unless `kernels.attention` is `cudnn` or `wgmma`, the "
+     "project's attention for any GPU. A resumed run keeps its earlier "
      "choices on the same GPU model with the same driver and libraries, and on Hopper only if both "
      "builds have kernels for it, or neither."},
     {KEY(kernels.deterministic), one_of<bool>(),
