@@ -226,12 +226,20 @@ def kernels(dtype):
     return run
 
 
-# Attention of a layer of 124M, 1558M and Llama 3 8B (Q heads of queries share a head of keys), heads of 96 and windows; the experts of OLMoE.
-HOPPER_SHAPES = (("attention_forward,attention_backward", "B=64,T=1024,H=12,D=64"), ("attention_forward,attention_backward", "B=16,T=1024,H=25,D=64"),
-                 ("attention_forward,attention_backward", "B=1,T=8192,H=8,Q=4,D=128"),
-                 ("attention_forward,attention_backward", "B=4,T=4096,H=32,D=96"), ("attention_window_forward,attention_window_backward", "B=1,T=8192,W=128,H=8,Q=8,D=64"),
-                 ("grouped_linear_forward,grouped_linear_backward_input,grouped_linear_backward_weight", "M=16384,E=64,k=8,N=2048,K=2048"),
-                 ("grouped_linear_forward_fp8,grouped_linear_backward_input_fp8", "M=16384,E=64,k=8,N=2048,K=2048"))
+ATTENTION = "attention_forward,attention_backward"
+WINDOWS = "attention_window_forward,attention_window_backward"
+GROUPED = "grouped_linear_forward,grouped_linear_backward_input,grouped_linear_backward_weight"
+GROUPED_FP8 = "grouped_linear_forward_fp8,grouped_linear_backward_input_fp8"
+OLMOE_UP, OLMOE_DOWN = "M=16384,E=64,k=8,N=2048,K=2048", "M=16384,E=64,k=8,N=2048,K=1024"
+# Q heads of queries share a head of keys.
+HOPPER_SHAPES = (
+    (ATTENTION, "B=64,T=1024,H=12,D=64"),  # 124M
+    (ATTENTION, "B=16,T=1024,H=25,D=64"),  # 1558M
+    (ATTENTION, "B=1,T=8192,H=8,Q=4,D=128"),  # Llama 3 8B
+    (ATTENTION, "B=4,T=4096,H=8,Q=2,D=128"),  # Qwen3 0.6B
+    (ATTENTION, "B=4,T=4096,H=16,D=96"),  # GPT-3 760M
+    (WINDOWS, "B=1,T=8192,W=128,H=8,Q=8,D=64"),  # gpt-oss 20B
+    (GROUPED, OLMOE_UP), (GROUPED, OLMOE_DOWN), (GROUPED_FP8, OLMOE_UP), (GROUPED_FP8, OLMOE_DOWN))
 
 
 def hopper(work):

@@ -256,8 +256,9 @@ class Tile:
     write, exponentials. wgmma reads 64 × 32 bytes of a left operand, unless it is in registers, and
     32 bytes of each column of the right one, for each warpgroup."""
 
-    def __init__(self, kernel, size, key, element_bytes=2):
+    def __init__(self, kernel, size, older, key, element_bytes=2):
         self.kernel, self.size = kernel, size
+        self.older = older  # the tile of the kernel with mma.sync
         self.key = key  # of the prediction, and of the bytes of shared memory
         self.element_bytes = element_bytes
         self.flops = self.traffic = self.exponentials = 0
@@ -278,50 +279,71 @@ class Tile:
         return [self.flops / rate, self.traffic / SHARED_RATE, self.exponentials / EXPONENTIALS]
 
 
-def tilings_of(function):
-    """{head size: (block_n, stages, held)} as a function of wgmma_tile.cuh says."""
-    text = open("kernels/attention/wgmma_tile.cuh", encoding="utf-8").read()
-    body = re.search(rf"HopperTiling {function}\(int head\) {{(.*?)\n}}", text, re.DOTALL).group(1)
-    limit = int(re.search(r"head <= (\d+)", body).group(1))
-    small, large = [tuple(map(int, numbers.split(",")))
-                    for numbers in re.findall(r"HopperTiling{([\d, ]+)}", body)]
-    return {head: small if head <= limit else large for head in HEADS_OF_WGMMA}
+def text_of(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def tilings_of(path, function):
+    """{head size: the numbers of its Tiling or HopperTiling} as a function of a source says."""
+    body = re.search(rf"Tiling {function}\(int head.*?\) {{(.*?)\n}}", text_of(path),
+                     re.DOTALL).group(1)
+    limits = [*map(int, re.findall(r"head <= (\d+)", body)), max(HEADS_OF_WGMMA)]
+    tilings = [tuple(map(int, re.findall(r"\d+", numbers)))
+               for numbers in re.findall(r"Tiling{([^}]+)}", body)]
+    return {head: next(tiling for limit, tiling in zip(limits, tilings, strict=True)
+                       if head <= limit) for head in HEADS_OF_WGMMA}
+
+
+def attention_tiles(function):
+    """For each head size: the tile for sm_90a, its stages and held tiles, and the older tile."""
+    older = tilings_of("kernels/attention/tile.cuh", function + "_tiling")
+    for head, (block_n, stages, held) in tilings_of("kernels/attention/wgmma_tile.cuh",
+                                                    f"hopper_{function.removeprefix('backward_')}"
+                                                    "_tiling").items():
+        # Four warps, and two stages.
+        yield head, block_n, stages, held, f"{4 * older[head][0]} × {older[head][1]}, 2 stages"
+
+
+def older_grouped_tile(source):
+    edge, depth, stages = re.search(r"int edge = (\d+), depth = (\d+), stages = (\d+)",
+                                    text_of(source)).groups()
+    return f"{edge} × {edge}, slices of {depth}, {stages} stages"
 
 
 def hopper_tiles():
     tiles = []
-    for head, (block_n, stages, held) in tilings_of("hopper_forward_tiling").items():
+    for head, block_n, stages, held, older in attention_tiles("forward"):
         tile = Tile(f"`wgmma_forward`, D = {head}", f"128 × {block_n}, {stages} stages of keys and "
-                    f"of values, {held} of queries", ("forward", head))
+                    f"of values, {held} of queries", older, ("forward", head))
         tile.product(128, block_n, head).product(128, head, block_n, True)
         tile.copy(2 * block_n, head).exponentials = 128 * block_n
         tiles.append(tile)
-    for head, (block_n, stages, held) in tilings_of("hopper_queries_tiling").items():
+    for head, block_n, stages, held, older in attention_tiles("backward_queries"):
         tile = Tile(f"`wgmma_backward`, dq, D = {head}", f"128 × {block_n}, {stages} stages of "
-                    f"keys and values, {held} of queries and dout", ("dq", head))
+                    f"keys and values, {held} of queries and dout", older, ("dq", head))
         tile.product(128, block_n, head).product(128, block_n, head)
         tile.product(128, head, block_n, True)
         tile.copy(2 * block_n, head).exponentials = 128 * block_n
         tiles.append(tile)
-    for head, (block_n, stages, held) in tilings_of("hopper_keys_tiling").items():
+    for head, block_n, stages, held, older in attention_tiles("backward_keys"):
         tile = Tile(f"`wgmma_backward`, dk and dv, D = {head}",
                     f"128 × {block_n}, {stages} stages of queries and dout, {held} of keys and "
-                    "values", ("keys", head))
+                    "values", older, ("keys", head))
         tile.product(128, block_n, head).product(128, block_n, head)
         tile.product(128, head, block_n, True).product(128, head, block_n, True)
         tile.copy(2 * block_n, head).exponentials = 128 * block_n
         tiles.append(tile)
     wide, narrow = re.search(r"stages = block_n == 256 \? (\d+) : (\d+)",
-                             open("kernels/experts/wgmma_stages.cuh", encoding="utf-8").read()
-                             ).groups()
+                             text_of("kernels/experts/wgmma_stages.cuh")).groups()
     for block_n, stages in ((128, narrow), (256, wide)):
         tile = Tile(f"`grouped_wgmma`, 128 × {block_n}", f"slices of 64, {stages} stages",
-                    ("grouped", block_n))
+                    older_grouped_tile("kernels/experts/grouped_tile.cu"), ("grouped", block_n))
         tile.product(128, block_n, 64).copy(128 + block_n, 64)
         tiles.append(tile)
         if block_n == 128:
             fp8 = Tile("`grouped_fp8_wgmma`, 128 × 128", f"slices of 128 codes, {stages} stages",
-                       ("fp8", block_n), 1)
+                       older_grouped_tile("kernels/experts/grouped_fp8.cu"), ("fp8", block_n), 1)
             tiles.append(fp8.product(128, block_n, 128).copy(128 + block_n, 128))
     return tiles
 
@@ -362,20 +384,35 @@ def print_predictions(tiles):
             ms, busiest = predicted([count * s for s in tile.seconds()], moved)
             print(f"| {name}, B = {batch}, T = {length} | {title} | {count * tile.flops / 1e9:.0f} "
                   f"| {busiest} | {ms * EXPECTED:.3f} | {ms:.2f} |")
-    for name, (rows, count_experts, n, k) in GROUPED_SHAPES.items():
-        for kind, block_n in (("grouped", 128), ("grouped", 256), ("fp8", 128)):
-            tile = by_key[kind, block_n]
-            # Half a tile of each expert's rows is empty on average.
-            row_tiles = rows / 128 + count_experts / 2
-            count = row_tiles * -(-n // block_n) * -(-k * tile.element_bytes // 128)
-            # Operands, and the result in bf16.
-            moved = tile.element_bytes * (rows * k + count_experts * n * k) + 2 * rows * n
-            ms, busiest = predicted([count * s for s in tile.seconds()], moved)
-            title = "forward in fp8" if kind == "fp8" else "forward"
-            print(f"| {name}, {rows} rows, {count_experts} experts | {title}, 128 × {block_n} "
-                  f"| {count * tile.flops / 1e9:.0f} | {busiest} | {ms * EXPECTED:.3f} "
-                  f"| {ms:.2f} |")
+    for name, shape in GROUPED_SHAPES.items():
+        for product in ("forward", "input gradients", "weight gradients"):
+            for kind, block_n in (("grouped", 128), ("grouped", 256), ("fp8", 128)):
+                if kind == "fp8" and product == "weight gradients":
+                    continue  # they stay in bf16
+                tile = by_key[kind, block_n]
+                count, moved = grouped_work(product, *shape, block_n, tile.element_bytes)
+                ms, busiest = predicted([count * s for s in tile.seconds()], moved)
+                title = f"{product} in fp8" if kind == "fp8" else product
+                print(f"| {name}, {shape[0]} rows, {shape[1]} experts | {title}, 128 × {block_n} "
+                      f"| {count * tile.flops / 1e9:.0f} | {busiest} | {ms * EXPECTED:.3f} "
+                      f"| {ms:.2f} |")
     print()
+
+
+def grouped_work(product, rows, count_experts, n, k, block_n, element_bytes):
+    """Slices of tiles of a grouped product, and the bytes of its operands and its result."""
+    weights = count_experts * n * k
+    slice_depth = 128 // element_bytes
+    if product == "weight gradients":
+        # The last slice of each expert's rows is half empty on average. Results are in fp32.
+        slices = rows / slice_depth + count_experts / 2
+        return (slices * -(-n // 128) * -(-k // block_n),
+                element_bytes * rows * (n + k) + 4 * weights)
+    depth, columns = (k, n) if product == "forward" else (n, k)
+    # Half a tile of each expert's rows is empty on average. Results are in bf16.
+    row_tiles = rows / 128 + count_experts / 2
+    return (row_tiles * -(-columns // block_n) * -(-depth // slice_depth),
+            element_bytes * (rows * depth + weights) + 2 * rows * columns)
 
 
 def compile_hopper(source, shared_bytes):
@@ -393,13 +430,20 @@ def compile_hopper(source, shared_bytes):
         with open(path.removesuffix(".cu") + ".ptx", encoding="utf-8") as ptx:
             for name, value in re.findall(r"(bytes_of_\d+) = (\d+);", ptx.read()):
                 shared_bytes[names[name]] = int(value)
-        faults = []
-        for name, sass in (sass_of(cubin, nvdisasm) if nvdisasm else {}).items():
-            faults += [f"{demangled(name)}: {fault}" for fault in
-                       faults_of(sass, OVERWRITTEN in name)]
-            if product_count(sass) == 0:
-                faults.append(f"{demangled(name)} has no product with wgmma")
-    return log, faults
+        return log, sass_faults(source, log, sass_of(cubin, nvdisasm)) if nvdisasm else []
+
+
+def sass_faults(source, log, functions):
+    """Faults in the SASS of a source of WGMMA_SOURCES, and kernels of ptxas's log that it lacks."""
+    kernels = re.findall(r"Compiling entry function '(\S+)'", log)
+    faults = [f"{source}: {demangled(name)} is not in both ptxas's log and the SASS"
+              for name in sorted({*kernels} ^ {*functions})]
+    for name, sass in functions.items():
+        faults += [f"{demangled(name)}: {fault}" for fault in
+                   faults_of(sass, OVERWRITTEN in name)]
+        if product_count(sass) == 0:
+            faults.append(f"{demangled(name)} has no product with wgmma")
+    return faults
 
 
 def check_hopper(found, shared_bytes, warnings, faults):
@@ -414,6 +458,11 @@ def check_hopper(found, shared_bytes, warnings, faults):
     wrong += [f"{' '.join(map(str, key))} needs {bytes_} bytes of shared memory"
               for key, bytes_ in shared_bytes.items() if bytes_ > 227 << 10]
     wrong += [f"ptxas says: {warning}" for warning in warnings]
+    wrong += [f"{source} has no kernel" for source in WGMMA_SOURCES
+              if not any(name.startswith(os.path.basename(source).removesuffix(".cu") + ": ")
+                         for name in found)]
+    if not any(OVERWRITTEN in name for name in found):
+        wrong.append(f"there is no kernel with {OVERWRITTEN} in its name")
     wrong += faults
     if wrong:
         raise SystemExit("\n".join(wrong))
@@ -431,33 +480,36 @@ def hopper_report():
     if not nvdisasm:
         print("skipped: waits and fences of the kernels for sm_90a, without nvdisasm (in CUDA's "
               "toolkit, or the Python package nvidia-cuda-nvdisasm)", file=sys.stderr)
-    ordered = """; and SASS has the waits and fences that `scripts/wgmma_registers.py` looks
-        for""" if nvdisasm else ""
-    registers = {
-        source: re.search(r"producer_registers = (\d+), consumer_registers = (\d+)",
-                          open(source, encoding="utf-8").read()).groups()
-        for source in ("kernels/attention/wgmma_tile.cuh", "kernels/experts/wgmma_stages.cuh")}
+    ordered = """; no instruction touches a product's registers before it is awaited or without a
+        fence, and barriers and awaited cp.async copies come before a proxy fence
+        (`scripts/wgmma_registers.py`)""" if nvdisasm else ""
+    attention, grouped = [
+        re.search(r"producer_registers = (\d+), consumer_registers = (\d+)",
+                  text_of(source)).groups()
+        for source in ("kernels/attention/wgmma_tile.cuh", "kernels/experts/wgmma_stages.cuh")]
     tiles = hopper_tiles()
     print("\n## Kernels for sm_90a\n")
     paragraph(f"""Attention and grouped products with wgmma have {len(found)} kernels of 384
         threads: a warpgroup that loads and two that multiply 64 rows each. They begin with 168
-        registers a thread; the first then keeps {' or '.join(r[0] for r in registers.values())}
-        (attention, grouped products), and the others have
-        {' or '.join(r[1] for r in registers.values())}. None spills; ptxas delays no product for
-        want of registers and adds no fence{ordered}. Their shared memory is dynamic; its
-        bytes are those that the compiler has. Below, the FLOPs and
+        registers a thread, which `setmaxnreg` then changes to those of the table (the warpgroup
+        that loads, those that multiply). None spills; ptxas delays no product for
+        want of registers and adds no fence{ordered}. Their shared memory is dynamic; the bytes are
+        the sources' own constants, as compiled. Older: the tile of the kernel with mma.sync, whose
+        registers are in the other tables. Below, the FLOPs and
         bytes of a tile (a slice of 64 of grouped products): bytes of shared memory are those that
         wgmma reads, for each of the two warpgroups, and that copies write. The times are those of a
         multiprocessor's part of the machine: {FLOPS / 1e12:.0f} TFLOP/s, in fp8 twice as many,
         {SHARED_RATE / 1e12:.0f} TB/s of shared memory, 16 exponentials a clock. **Calculated, not
         measured.**""")
-    print("| kernel | tile | shared memory, B | MFLOPs | KiB of shared memory traffic "
-          "| µs: products | shared memory | exponentials |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| kernel | tile | older | registers | shared memory, B | MFLOPs "
+          "| KiB of shared memory traffic | µs: products | shared memory | exponentials |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for tile in tiles:
         times = " | ".join(f"{1e6 * SMS * seconds:.2f}" for seconds in tile.seconds())
-        print(f"| {tile.kernel} | {tile.size} | {shared_bytes[tile.key]} | {tile.flops / 1e6:.2f} "
-              f"| {tile.traffic / 1024:.0f} | {times} |")
+        registers = grouped if tile.key[0] in ("grouped", "fp8") else attention
+        print(f"| {tile.kernel} | {tile.size} | {tile.older} | {' / '.join(registers)} "
+              f"| {shared_bytes[tile.key]} | {tile.flops / 1e6:.2f} | {tile.traffic / 1024:.0f} "
+              f"| {times} |")
     print()
     paragraph("""Why these sizes. A product of 64 × n × 16 with both operands in shared memory takes
         n / 2 clocks and reads 2048 + 32·n bytes: 64 columns take as long to read as to multiply,
@@ -475,23 +527,28 @@ def hopper_report():
         alone.""")
     paragraph(f"""Predicted times of a pass over a causal layer: the time of the busiest unit,
         divided by {EXPECTED}, on an H200 (memory {MEMORY_RATE / 1e12} TB/s). Tiles above the
-        diagonal are not visited; tiles on it are computed whole. **Predicted, not measured.**""")
+        diagonal are not visited; tiles on it are computed whole. Grouped products move their
+        operands and their results once, gradients of weights in fp32. **Predicted, not
+        measured.**""")
     print_predictions(tiles)
     paragraph("""Large tensors. `far_elements_test.cpp` computes with tensors of more than 2³¹
         elements of which few are touched: attention whose sequences, tokens or heads lie so far
         apart, in all operands, results and gradients; grouped products in bf16 of rows beyond 2³¹
         elements, and of experts whose weights lie there. Attention's lse and the backward pass's
-        statistics have a number for each row, B·H·T of them: more than 2³¹ rows are not tested, nor
-        are grouped products in fp8 of so many codes. Of these we have only read that offsets are
-        computed in 64 bits. B·H and the rows of a head have 32.""")
+        statistics have a number for each row, B·H·T of them: more than 2³¹ rows are not tested,
+        since the rows of results cannot overlap, and so many are more than the simulator can
+        compute; nor are grouped products in fp8 of so many codes. Of these we have only read that
+        offsets are computed in 64 bits. B·H and the rows of a head are counted in 32 bits.""")
     paragraph("""What to look at first on a GPU. 1. `scripts/first_hour.sh --only hopper`: each of
         these kernels beside the older one and cuDNN. 2. With Nsight Compute, per kernel: the tensor
         pipe's share (`sm__inst_executed_pipe_tensor`), the stall reasons of the consumers' warps:
         waits for a barrier at `SYNCS` mean that copies come late (more stages, or fewer bytes);
         waits at `WARPGROUP.DEPBAR` beside an idle tensor pipe mean that the two consumers do not
         alternate (the turns of the forward pass). 3. Bank conflicts
-        (`l1tex__data_bank_conflicts_pipe_lsu`): none are expected, since operands never pass
-        through registers; stores of results write sectors of 32 bytes. 4. Local memory: none.
+        (`l1tex__data_bank_conflicts_pipe_lsu`): none are expected but where the backward pass reads
+        dout to compute its statistics (`compute_stats`), once for a tile of queries: eight lanes
+        read two chunks of four rows, which the swizzle puts into four places, so that two wait for
+        each other; stores of results write sectors of 32 bytes. 4. Local memory: none.
         5. The blocks' ends: with few tiles a block's last tiles decide
         (`sm__cycles_active`, smallest against largest). 6. For D = 64, the share of the
         special-function units: if it is above 80 %, some exponentials are to be computed by
