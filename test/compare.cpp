@@ -300,7 +300,7 @@ void Comparison::judge_all(const Operation& operation, const Operands& operands,
     for (const Device& device : devices_) {
         for (const Implementation& implementation : operation.implementations(operands, device)) {
             const Results results =
-                Workplace(operation, operands, device, implementation.settings).results();
+                Workplace(operation, operands, device, implementation).results();
             if (first_name.empty()) {
                 first_name = implementation.name;
                 first = results;
@@ -332,8 +332,8 @@ std::vector<std::string> Comparison::speed_cells(const Judged& judged, const Ope
     const auto found = std::find(devices_.begin(), devices_.end(), judged.device);
     const Limits& limits = limits_[static_cast<size_t>(found - devices_.begin())];
     if (limits.bandwidth == 0) return {"–", "–", "–"};
-    const Speed speed = Workplace(operation, operands, judged.device,
-                                  judged.implementation.settings, copies_beyond_caches(operands))
+    const Speed speed = Workplace(operation, operands, judged.device, judged.implementation,
+                                  copies_beyond_caches(operands))
                             .speed(options_.repeat);
     const double by_bytes = speed.bytes / limits.bandwidth;
     const double by_flops = speed.flops > 0 ? speed.flops / limits.flops.at(operands.dtype()) : 0;

@@ -28,6 +28,8 @@ double seconds_of(Stream& stream, const GroupedWays::Submit& submit, GroupedWay 
 
 }  // namespace
 
+const char* name_of(GroupedWay way) { return names[static_cast<int>(way)]; }
+
 GroupedWays::GroupedWays(const Queue& queue) : has_wgmma_(queue.limits().architecture == 90) {}
 
 GroupedWay GroupedWays::choose(Stream& stream, const std::string& name, bool repeatable,
@@ -42,18 +44,20 @@ GroupedWay GroupedWays::choose(Stream& stream, const std::string& name, bool rep
 
 void GroupedWays::run(Stream& stream, const std::string& name, bool repeatable, int64_t columns,
                       const Submit& submit, GroupedWay untimed) {
-    auto way = GroupedWay::mma;
+    last_ = GroupedWay::mma;
     if (has_wgmma_ && stream.settings.grouped == KernelSettings::Grouped::wgmma)
-        way = columns > 128 ? GroupedWay::wgmma_256 : GroupedWay::wgmma_128;
+        last_ = columns > 128 ? GroupedWay::wgmma_256 : GroupedWay::wgmma_128;
     else if (has_wgmma_ && stream.settings.grouped == KernelSettings::Grouped::automatic)
-        way = choose(stream, name, repeatable, submit, untimed);
-    if (!submit(way)) submit(GroupedWay::mma);
+        last_ = choose(stream, name, repeatable, submit, untimed);
+    if (submit(last_)) return;
+    last_ = GroupedWay::mma;
+    submit(last_);
 }
 
 std::string GroupedWays::choices() const {
     std::string text;
     for (const auto& [name, way] : chosen_)
-        text += concat("grouped ", name, " ", names[static_cast<int>(way)], "\n");
+        text += concat("grouped ", name, " ", name_of(way), "\n");
     return text;
 }
 

@@ -13,13 +13,14 @@ namespace train_gpt::cuda {
 
 class Queue;
 
-/// Texts of choices have these names.
 enum class GroupedWay : uint8_t { mma, wgmma_128, wgmma_256 };
+/// As texts of choices have it: "wgmma_128".
+const char* name_of(GroupedWay way);
 
 /// The ways of a queue's grouped products: queue.kept<GroupedWays>(). On sm_90, with
 /// KernelSettings::autotune, all ways are timed when a product is first seen, with the actual
 /// arguments; the host then waits for the device. Without it a product goes its untimed way, and on
-/// other GPUs mma. Where a way cannot be gone, mma.
+/// other GPUs mma. Where that kernel cannot run, mma does.
 class GroupedWays {
   public:
     explicit GroupedWays(const Queue& queue);
@@ -32,6 +33,8 @@ class GroupedWays {
     /// is not timed.
     void run(Stream& stream, const std::string& name, bool repeatable, int64_t columns,
              const Submit& submit, GroupedWay untimed = GroupedWay::mma);
+    /// The kernel that computed the last product.
+    GroupedWay last() const { return last_; }
 
     /// What was chosen by timing so far, one line per product: "grouped forward
     /// E=8,R=4096,N=1536,K=768 wgmma_256". A run keeps this text so that a later run gets the same
@@ -51,6 +54,7 @@ class GroupedWays {
 
     bool has_wgmma_;
     Chosen chosen_;
+    GroupedWay last_ = GroupedWay::mma;
 };
 
 }  // namespace train_gpt::cuda

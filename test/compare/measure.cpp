@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "device/profile.h"
+#include "kernels/choices.h"
 #include "test/kernels/reference.h"
 #include "training/plan/peak.h"
 
@@ -52,9 +53,10 @@ int64_t copies_beyond_caches(const Operands& operands) {
 }
 
 Workplace::Workplace(const Operation& operation, const Operands& operands, const Device& device,
-                     const KernelSettings& settings, int64_t copies)
+                     const Implementation& implementation, int64_t copies)
     : operation_(operation), operands_(operands), stream_(device) {
-    stream_.settings = settings;
+    stream_.settings = implementation.settings;
+    if (!implementation.choices.empty()) set_kernel_choices(stream_, implementation.choices);
     Arena plan = Arena::counting(device);
     take(plan, copies);
     arena_ = std::make_unique<Arena>(device, plan);

@@ -49,7 +49,7 @@ struct Speed {
 class Workplace {
   public:
     Workplace(const Operation& operation, const Operands& operands, const Device& device,
-              const KernelSettings& settings, int64_t copies = 1);
+              const Implementation& implementation, int64_t copies = 1);
 
     /// The results of one call, by name.
     Results results();

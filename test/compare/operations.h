@@ -137,6 +137,7 @@ struct Letter {
 struct Implementation {
     std::string name;
     KernelSettings settings = {};
+    std::string choices = {};  // if any, the stream's: kernels/choices.h
 };
 std::vector<Implementation> only_one(const Operands& o, const Device& device);
 

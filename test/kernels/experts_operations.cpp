@@ -1,6 +1,7 @@
 // The operations of a mixture of experts: operations.h says what each entry means.
 #include <cmath>
 
+#include "base/error.h"
 #include "kernels/experts/combine.h"
 #include "kernels/experts/group_rows.h"
 #include "kernels/experts/grouped_linear.h"
@@ -143,13 +144,25 @@ Operation route_backward_operation(const char* name, const char* computes) {
 
 // --- products ------------------------------------------------------------------------------------
 
-/// The CPU has products of its own for experts; GPUs of sm_90 have two kinds of kernels.
+/// The choices of wgmma with tiles of 128 × 128 for the products of a layer.
+std::string narrow_tiles(const Operands& o) {
+    std::string choices;
+    for (const char* product : {"gathering", "backward_input", "gathering_weight"})
+        choices += concat("grouped ", product, " E=", o['E'], ",R=", o['M'] * o['k'], ",N=", o['N'],
+                          ",K=", o['K'], " wgmma_128\n");
+    return choices;
+}
+
+/// The CPU has products of its own for experts; GPUs of sm_90 have three kernels. "wgmma" has tiles
+/// of 128 × 256 where results are wider than 128.
 std::vector<Implementation> grouped_products(const Operands& o, const Device& device) {
     using Grouped = KernelSettings::Grouped;
     if (device.is_cuda()) {
         std::vector<Implementation> all{{"CUDA", {.grouped = Grouped::own}}};
-        if (has_wgmma(device) && o.dtype() == DType::bf16)
+        if (has_wgmma(device) && o.dtype() == DType::bf16) {
             all.push_back({"CUDA, wgmma", {.grouped = Grouped::wgmma}});
+            all.push_back({"CUDA, wgmma 128", {}, narrow_tiles(o)});
+        }
         return all;
     }
     std::vector<Implementation> all = products(o, device);

@@ -67,4 +67,19 @@ inline int64_t cut_off_of_sums(int64_t terms) {
     return test_device().is_cuda() && !device_is_simulated() ? (terms + 31) / 32 * 1024 : 0;
 }
 
+/// The terms of which experts' products sum a slice by itself; these sums are added in fp32.
+constexpr int64_t slice_terms = 128;
+
+/// cut_off_of_sums() for products of experts, of terms with independent random signs. A slice's
+/// error is at most cut_off_of_sums(slice_terms) units of its sum S_i, whatever the terms are. So
+/// all errors are at most as many units of Σ|S_i|, which is at most √n·√(ΣS_i²) for n slices. That
+/// √(ΣS_i²) is about |ΣS_i| is statistical: it holds in the root mean square, for such signs. Where
+/// all terms are positive Σ|S_i| is the sum, and cut_off_of_sums(slice_terms) is the bound.
+inline int64_t cut_off_of_slices(int64_t terms) {
+    const int64_t slices = (terms + slice_terms - 1) / slice_terms;
+    return static_cast<int64_t>(
+        std::ceil(static_cast<double>(cut_off_of_sums(std::min(terms, slice_terms))) *
+                  std::sqrt(static_cast<double>(slices))));
+}
+
 }  // namespace train_gpt::fp8_reference

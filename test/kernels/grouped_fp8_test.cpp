@@ -11,6 +11,10 @@
 #include "test/kernels/experts_reference.h"
 #include "test/kernels/fp8_reference.h"
 #include "test/kernels/linear_problem.h"
+#ifdef TRAIN_GPT_CUDA
+#include "device/cuda_queue.h"
+#include "kernels/experts/grouped_ways.h"
+#endif
 
 using namespace train_gpt;
 using fp8_reference::rounded;
@@ -158,6 +162,13 @@ struct Layer {
         return out;
     }
 
+    /// All operands become their magnitudes.
+    void make_positive() {
+        for (Buffer* of : {&x, &w, &bias, &dy})
+            for (size_t i = 0; i < static_cast<size_t>(of->tensor().numel()); ++i)
+                of->set(i, std::abs(static_cast<float>((*of)[i])));
+    }
+
   private:
     static std::vector<int32_t> offsets_of(const std::vector<int64_t>& counts) {
         std::vector<int32_t> all{0};
@@ -208,10 +219,10 @@ TEST_CASE("products of experts in fp8 multiply rounded operands, whatever rows t
         accuracy.check("out", l.dtype, first_of(out, l.R * l.N),
                        stored_as(l.dtype, l.with_bias(problem.product<float>(GemmOp::nt))),
                        l.with_bias(problem.product<double>(GemmOp::nt)),
-                       fp8_reference::cut_off_of_sums(l.K));
+                       fp8_reference::cut_off_of_slices(l.K));
         accuracy.check("dx", l.dtype, first_of(dx, l.R * l.K),
                        stored_as(l.dtype, problem.product<float>(GemmOp::nn)),
-                       problem.product<double>(GemmOp::nn), fp8_reference::cut_off_of_sums(l.N));
+                       problem.product<double>(GemmOp::nn), fp8_reference::cut_off_of_slices(l.N));
         CHECK(l.amax[0] == largest_of(l.x_rows()));
         CHECK(l.amax[1] == largest_of(l.w.values()));
         CHECK(l.amax[2] == largest_of(l.dy_rows()));
@@ -251,14 +262,63 @@ TEST_CASE("products of experts in fp8 over many slices and rows give the same bi
                 accuracy.check("out", dtype, first_of(*out, l.R * l.N),
                                stored_as(dtype, l.with_bias(problem.product<float>(GemmOp::nt))),
                                l.with_bias(problem.product<double>(GemmOp::nt)),
-                               fp8_reference::cut_off_of_sums(l.K));
+                               fp8_reference::cut_off_of_slices(l.K));
                 accuracy.check("dx", dtype, first_of(*dx, l.R * l.K),
                                stored_as(dtype, problem.product<float>(GemmOp::nn)),
                                problem.product<double>(GemmOp::nn),
-                               fp8_reference::cut_off_of_sums(l.N));
+                               fp8_reference::cut_off_of_slices(l.N));
             });
         }
 }
+
+TEST_CASE("deep products of experts in fp8 are as exact as their slices' sums", "[fp8][cuda]") {
+    ON_EACH_DEVICE();
+    // Where all terms are positive, sums that tensor cores keep are cut off most.
+    const int64_t deep = 128 * random_int(25, 32) + 16 * random_int(0, 7), narrow = 48;
+    const int64_t cut_off = fp8_reference::cut_off_of_sums(fp8_reference::slice_terms);
+    for (const bool forward : {true, false}) {
+        Layer l(DType::fp32,
+                {{random_int(1, 40), 0, 3}, forward ? narrow : deep, forward ? deep : narrow});
+        l.make_positive();
+        CAPTURE(forward, deep, l.R, l.gathers, l.given);
+        const GroupedProblem problem = l.problem();
+        for_each_product([&](KernelSettings settings) {
+            settings.fp8 = true;
+            TestStream stream(l.scratch(settings), settings);
+            const Buffer result(l.dtype, {l.R + l.more, narrow});
+            if (forward) {
+                l.forward(stream, result, l.w, {});
+                check_accuracy("out", l.dtype, first_of(result, l.R * narrow),
+                               l.with_bias(problem.product<float>(GemmOp::nt)),
+                               l.with_bias(problem.product<double>(GemmOp::nt)), cut_off);
+            } else {
+                l.backward_input(stream, result, l.w, {});
+                check_accuracy("dx", l.dtype, first_of(result, l.R * narrow),
+                               problem.product<float>(GemmOp::nn),
+                               problem.product<double>(GemmOp::nn), cut_off);
+            }
+        });
+    }
+}
+
+#ifdef TRAIN_GPT_CUDA
+TEST_CASE("experts' products in fp8 that are not timed go to the kernel for sm_90", "[fp8][cuda]") {
+    ON_EACH_DEVICE();
+    if (!has_wgmma(test_device())) return;
+    const Layer l(random_int(0, 1) ? DType::fp32 : DType::bf16);
+    for (const bool forward : {true, false}) {
+        CAPTURE(forward, l.gathers);
+        const Buffer result(l.dtype, {l.R + l.more, forward ? l.N : l.K});
+        TestStream owner(l.scratch({}), {.fp8 = true});
+        Stream& stream = owner;
+        if (forward)
+            l.forward(stream, result, l.w, {});
+        else
+            l.backward_input(stream, result, l.w, {});
+        CHECK(stream.queue->kept<cuda::GroupedWays>().last() == cuda::GroupedWay::wgmma_128);
+    }
+}
+#endif
 
 TEST_CASE(
     "experts' weights that have been rounded once give the bits of those that each product "

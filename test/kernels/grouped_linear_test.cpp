@@ -1,6 +1,7 @@
 #include "kernels/experts/grouped_linear.h"
 
 #include <cmath>
+#include <exception>
 
 #include "base/error.h"
 #include "kernels/choices.h"
@@ -8,6 +9,10 @@
 #include "test/kernels/experts_reference.h"
 #include "test/kernels/kernel_test.h"
 #include "test/kernels/linear_problem.h"
+#ifdef TRAIN_GPT_CUDA
+#include "device/cuda_queue.h"
+#include "kernels/experts/grouped_ways.h"
+#endif
 
 namespace train_gpt {
 
@@ -40,17 +45,25 @@ std::vector<int32_t> offsets_of(const std::vector<int64_t>& counts) {
     return offsets;
 }
 
-/// A stream whose products on a GPU are computed by the kernels that `choices` names, if it names
-/// any; then none but those may be asked for.
+/// A stream whose product on a GPU is computed by the kernel that `choices` name, the same for all
+/// products, if they name any; then none but those products may be asked for.
 class ChosenStream {
   public:
     ChosenStream(size_t scratch_bytes, KernelSettings settings, const std::string& choices)
         : choices_(choices), stream_(scratch_bytes, with_timing(settings, !choices.empty())) {
         if (!choices.empty()) set_kernel_choices(stream_, choices);
     }
-    ~ChosenStream() {
+    ~ChosenStream() noexcept(false) {  // with Catch2's -a, a failed CHECK throws
+        if (choices_.empty() || std::uncaught_exceptions() > 0) return;
         // A product that is not named would have been timed.
-        if (!choices_.empty()) CHECK(kernel_choices(stream_) == choices_);
+        CHECK(kernel_choices(stream_) == choices_);
+#ifdef TRAIN_GPT_CUDA
+        // Where the kernel that is named cannot run, another does.
+        Stream& stream = stream_;
+        const char* const last = name_of(stream.queue->kept<cuda::GroupedWays>().last());
+        CAPTURE(last);
+        CHECK(choices_.ends_with(concat(" ", last, "\n")));
+#endif
     }
     ChosenStream(const ChosenStream&) = delete;
     ChosenStream& operator=(const ChosenStream&) = delete;

@@ -77,7 +77,7 @@ TEST_CASE("every operation computes its formula as exactly as its dtype allows",
                      operation.implementations(operands, test_device())) {
                     INFO(text_of(operation, operands) << ", " << by.name);
                     const Results ours =
-                        Workplace(operation, operands, test_device(), by.settings).results();
+                        Workplace(operation, operands, test_device(), by).results();
                     for (const Judgement& j : judge(operands, ours, "float64", exact, 1)) {
                         CAPTURE(j.result, j.difference.relative, j.bound);
                         CHECK(j.holds());
@@ -97,8 +97,7 @@ TEST_CASE("every backward pass computes the gradient of its forward pass", "[cud
             const Operands operands = random_operands(operation, DType::fp32);
             INFO(text_of(operation, operands));
             const Implementation by = operation.implementations(operands, test_device()).front();
-            const Results results =
-                Workplace(operation, operands, test_device(), by.settings).results();
+            const Results results = Workplace(operation, operands, test_device(), by).results();
             for (const Derivative& derivative : operation.derivatives) {
                 const auto operand = std::ranges::find_if(operands.all(), [&](const Operand& o) {
                     return o.name == derivative.gradient;

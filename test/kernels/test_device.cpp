@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "device/cuda.h"
+#include "kernels/experts/grouped_tile.h"
 #endif
 
 #include "base/error.h"
@@ -56,7 +57,7 @@ bool has_wgmma([[maybe_unused]] const Device& device) {
     int major = 0, minor = 0;
     require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index));
     require(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index));
-    return major == 9 && minor == 0;
+    return major == 9 && minor == 0 && cuda::wgmma_is_built();
 #else
     return false;
 #endif

@@ -43,7 +43,7 @@ class DeviceUnderTest {
 /// small.
 bool device_is_simulated();
 
-/// Whether it is a GPU of sm_90, which has wgmma.
+/// Whether it is a GPU of sm_90, which has wgmma, and the build has code for it.
 bool has_wgmma(const Device& device);
 
 /// Memory of the device under test that the host can use too, filled with 0xff bytes (NaN). On
