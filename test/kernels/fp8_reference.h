@@ -67,19 +67,18 @@ inline int64_t cut_off_of_sums(int64_t terms) {
     return test_device().is_cuda() && !device_is_simulated() ? (terms + 31) / 32 * 1024 : 0;
 }
 
-/// The terms of which experts' products sum a slice by itself; these sums are added in fp32.
+/// The same for products of experts, which sum slices of 128 terms by themselves and add these sums
+/// in fp32. Terms with independent random signs: the slices' errors are independent then, and their
+/// squares add up as those of the sums do, so that the bound is that of one slice, whatever the
+/// depth. That is statistical.
 constexpr int64_t slice_terms = 128;
-
-/// cut_off_of_sums() for products of experts, of terms with independent random signs. A slice's
-/// error is at most cut_off_of_sums(slice_terms) units of its sum S_i, whatever the terms are. So
-/// all errors are at most as many units of Σ|S_i|, which is at most √n·√(ΣS_i²) for n slices. That
-/// √(ΣS_i²) is about |ΣS_i| is statistical: it holds in the root mean square, for such signs. Where
-/// all terms are positive Σ|S_i| is the sum, and cut_off_of_sums(slice_terms) is the bound.
 inline int64_t cut_off_of_slices(int64_t terms) {
-    const int64_t slices = (terms + slice_terms - 1) / slice_terms;
-    return static_cast<int64_t>(
-        std::ceil(static_cast<double>(cut_off_of_sums(std::min(terms, slice_terms))) *
-                  std::sqrt(static_cast<double>(slices))));
+    return cut_off_of_sums(std::min(terms, slice_terms));
 }
+/// The same for positive terms, a bound that always holds: of 32 products and the sum so far each
+/// loses less than a unit of 2⁻¹³ of the largest one's power of two, which is at most the slice's
+/// sum, 2¹¹ units of 2⁻²⁴; and the slices' sums add up to the result. One H100 cuts each off
+/// towards zero there. Sums of 3200 such terms without slices had three times this error.
+inline int64_t cut_off_of_positive_slices() { return cut_off_of_sums(slice_terms) * 2 * 33; }
 
 }  // namespace train_gpt::fp8_reference
