@@ -19,6 +19,10 @@ namespace train_gpt {
 
 enum class Fp8Format : uint8_t { e4m3, e5m2 };
 
+/// From one matrix's reciprocal to the next where they lie in one array: cuBLASLt (12.9 and later)
+/// multiplies only with scales at multiples of 16 bytes.
+constexpr int64_t fp8_inverse_stride = 16 / sizeof(float);
+
 /// How one operand of a product is scaled. The addresses are in the device's memory.
 struct Fp8Scaling {
     /// Null, or a number that is 0: this call's amax decides.
@@ -27,11 +31,13 @@ struct Fp8Scaling {
     float* amax = nullptr;
     /// *scale is known not to be 0, so that no pass over the tensor looks for its amax first.
     bool is_set = false;
-    /// Of activations: where a kernel that rounds its own result writes 1 / *scale; may be null.
+    /// Of activations: where a kernel that rounds its own result writes 1 / *scale, at a multiple of
+    /// 16 bytes; may be null.
     float* inverse = nullptr;
 };
 
-/// What fp8_round() has written of a matrix: either of both, and the reciprocal of its scale.
+/// What fp8_round() has written of a matrix: either of both, and the reciprocal of its scale, at a
+/// multiple of 16 bytes.
 struct Fp8Matrix {
     Tensor codes = {}, transposed = {};
     const float* inverse = nullptr;

@@ -158,7 +158,7 @@ Fp8Scales::Fp8Scales(const Fp8Options& options, const std::vector<Fp8Product>& p
     state_ = static_cast<std::byte*>(arena.take(history_bytes(), Purpose::workspaces));
     amax_ = floats(n_);
     scale_ = delayed_ ? floats(n_) : nullptr;
-    inverse_ = delayed_ ? floats(n_ / 3) : nullptr;
+    inverse_ = delayed_ ? floats(n_ / 3 * fp8_inverse_stride) : nullptr;
     host_ = static_cast<Fp8Found*>(arena.take(2 * sizeof(Fp8Found), Purpose::staging));
 
     operands_.resize(static_cast<size_t>(n_));
@@ -178,7 +178,7 @@ Fp8Scales::Fp8Scales(const Fp8Options& options, const std::vector<Fp8Product>& p
                            .w = scaling(w, "weight"),
                            .dy = scaling(dy, "gradient"),
                            .weight_gradient = options.weight_gradient && !product.of_experts});
-        if (delayed_) scales_.back().x.inverse = inverse_ + i;
+        if (delayed_) scales_.back().x.inverse = inverse_ + i * fp8_inverse_stride;
         const auto found = std::ranges::find(held, product.id, &Parameter::id);
         if (found != held.end())
             products_[static_cast<size_t>(found - held.begin())] = static_cast<int>(i);

@@ -68,7 +68,7 @@ void round_operands(Stream& stream, Gemm& call, const Fp8Operand& a, const Fp8Op
     char* const b_codes = a_codes + padded(static_cast<size_t>(m * k));
     auto* const inverses = reinterpret_cast<float*>(b_codes + padded(static_cast<size_t>(n * k)));
     const Codes of_a = round(stream, a, a_codes, inverses),
-                of_b = round(stream, b, b_codes, inverses + 1);
+                of_b = round(stream, b, b_codes, inverses + fp8_inverse_stride);
     product.a = of_a.data, product.b = of_b.data;
     product.a_inverse = of_a.inverse, product.b_inverse = of_b.inverse;
     if (can_multiply(stream, product))
@@ -96,7 +96,7 @@ std::vector<std::string> fp8_refusals(const Stream& stream) {
 
 size_t fp8_product_bytes(int64_t m, int64_t n, int64_t k) {
     return padded(gemm_workspace_bytes(m, n)) + padded(static_cast<size_t>(m * k)) +
-           padded(static_cast<size_t>(n * k)) + padded(2 * sizeof(float));
+           padded(static_cast<size_t>(n * k)) + padded(2 * fp8_inverse_stride * sizeof(float));
 }
 
 }  // namespace train_gpt::cuda

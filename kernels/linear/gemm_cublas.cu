@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <cassert>
 #include <limits>
 #include <sstream>
 
@@ -210,6 +211,8 @@ void GemmPlans::set_count(Plan& plan, int64_t count) {
 static void set_addresses(cublasLtMatmulDesc_t operation, const Gemm& args) {
     if (args.vector) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.vector);
     if (args.aux) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, args.aux);
+    // cuBLASLt's heuristic finds algorithms for others too, and each then refuses to run.
+    assert(alignment_of(args.a_inverse) == 16 && alignment_of(args.b_inverse) == 16);
     if (args.a_inverse) set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, args.a_inverse);
     if (args.b_inverse) set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, args.b_inverse);
 }
@@ -255,8 +258,8 @@ std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& pl
     return usable;
 }
 
-GemmPlans::Algorithm GemmPlans::fastest_of(Stream& stream, const Gemm& args, Plan plan,
-                                           const std::vector<Algorithm>& candidates) {
+std::optional<GemmPlans::Algorithm> GemmPlans::fastest_of(
+    Stream& stream, const Gemm& args, Plan plan, const std::vector<Algorithm>& candidates) {
     const size_t best = fastest(candidates.size(), [&](size_t i, int runs) {
         plan.algorithm = candidates[i];
         bool ran = true;  // cuBLASLt does not guarantee that its heuristic's result runs
@@ -265,7 +268,8 @@ GemmPlans::Algorithm GemmPlans::fastest_of(Stream& stream, const Gemm& args, Pla
         });
         return ran ? seconds : std::numeric_limits<double>::infinity();
     });
-    return candidates[best < candidates.size() ? best : 0];
+    if (best == candidates.size()) return {};
+    return candidates[best];
 }
 
 GemmPlans::Use GemmPlans::faster_of(Stream& stream, const Gemm& args, Plan plan,
@@ -311,9 +315,11 @@ GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args, const Pro
     if (found.empty()) return plan;
     if (args.batch > 1) set_count(plan, args.count);
     const bool timed = stream.settings.autotune && !args.accumulate;
-    plan.use = Use::product;
-    plan.algorithm =
+    const std::optional<Algorithm> chosen =
         timed && found.size() > 1 ? fastest_of(stream, args, plan, found) : found.front();
+    if (!chosen) return plan;
+    plan.use = Use::product;
+    plan.algorithm = *chosen;
     if (separate && stream.settings.epilogues == KernelSettings::Epilogues::automatic) {
         if (timed)
             plan.use = faster_of(stream, args, plan, *separate);

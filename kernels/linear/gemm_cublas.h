@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,8 @@ enum class Fp8Operands : uint8_t { none, e4m3, e5m2 };
 /// an algorithm splits k.
 ///
 /// With fp8, a and b are codes, the op is nt, and the product is multiplied with *a_inverse ·
-/// *b_inverse, in the device's memory; `in` is the dtype that they were rounded from.
+/// *b_inverse, in the device's memory at multiples of 16 bytes; `in` is the dtype that they were
+/// rounded from.
 ///
 /// batch > 1: `count` such products without epilogue, whose a, b and d are so many elements apart.
 /// The algorithm is chosen for `batch` products and used for any number of them.
@@ -165,8 +167,9 @@ class GemmPlans {
                    const SeparateWork* separate) const;
     bool take_kept(Stream& stream, Plan& plan, const Problem& problem) const;
     static std::vector<Algorithm> candidates(Stream& stream, Plan& plan, const Problem& problem);
-    static Algorithm fastest_of(Stream& stream, const Gemm& args, Plan plan,
-                                const std::vector<Algorithm>& candidates);
+    /// Nothing if none of them runs.
+    static std::optional<Algorithm> fastest_of(Stream& stream, const Gemm& args, Plan plan,
+                                               const std::vector<Algorithm>& candidates);
     static Use faster_of(Stream& stream, const Gemm& args, Plan plan, const SeparateWork& separate);
 
     cublasLtHandle_t handle_ = nullptr;

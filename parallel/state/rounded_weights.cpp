@@ -57,8 +57,8 @@ RoundedWeights::RoundedWeights(const ParameterBuffers& buffers,
     std::byte* memory[places] = {};
     for (size_t place = 0; place < places; ++place)
         memory[place] = static_cast<std::byte*>(arena.take(bytes[place], Purpose::parameters));
-    auto* inverse = static_cast<float*>(
-        arena.take(static_cast<size_t>(count) * sizeof(float), Purpose::parameters));
+    auto* inverse = static_cast<float*>(arena.take(
+        static_cast<size_t>(count * fp8_inverse_stride) * sizeof(float), Purpose::parameters));
     for (size_t i = 0; i < parameters.size(); ++i) {
         if (!scales[i]) continue;
         Matrix& matrix = matrices_[i];
@@ -70,7 +70,8 @@ RoundedWeights::RoundedWeights(const ParameterBuffers& buffers,
         if (shape.has_transpose())
             matrix.rounded.transposed =
                 Tensor(data + shape.code_bytes(), shape.codes, {shape.cols, shape.rows});
-        matrix.rounded.inverse = matrix.inverse = inverse++;
+        matrix.rounded.inverse = matrix.inverse = inverse;
+        inverse += fp8_inverse_stride;
     }
 }
 
