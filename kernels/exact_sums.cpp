@@ -125,7 +125,9 @@ void first_grids(Stream& stream, int32_t* exponents, const float* largest,
             coarsest = std::max(coarsest, exponents[b]);
         }
         for (int64_t b = tensor.first; b < tensor.first + tensor.blocks; ++b)
-            if (tensor.one_grid || exponents[b] == no_exponent) exponents[b] = coarsest;
+            exponents[b] = tensor.one_grid || exponents[b] == no_exponent
+                               ? coarsest
+                               : grid_of_block(exponents[b], coarsest);
         coarsest_of_all = std::max(coarsest_of_all, coarsest);
     }
     if (coarsest_of_all == no_exponent) coarsest_of_all = 0;
@@ -147,10 +149,13 @@ void update_grids(Stream& stream, const GridUpdate& args) {
     for (const TensorGrids& tensor : args.tensors) {
         const int64_t* const maxima = args.maxima + tensor.first;
         const int64_t most = *std::max_element(maxima, maxima + tensor.blocks);
-        for (int64_t b = 0; b < tensor.blocks; ++b) {
-            int32_t& e = args.exponents[tensor.first + b];
-            e = next_exponent(e, tensor.one_grid ? most : maxima[b], headroom, *args.overflow != 0);
-        }
+        const std::span<int32_t> exponents(args.exponents + tensor.first,
+                                           static_cast<size_t>(tensor.blocks));
+        for (size_t b = 0; b < exponents.size(); ++b)
+            exponents[b] = next_exponent(exponents[b], tensor.one_grid ? most : maxima[b], headroom,
+                                         *args.overflow != 0);
+        const int32_t coarsest = std::ranges::max(exponents);
+        for (int32_t& e : exponents) e = grid_of_block(e, coarsest);
     }
 }
 

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(threads)
     __syncthreads();
     const int32_t most = coarsest(own, tensor.blocks, shared);
     for (int64_t b = threadIdx.x; b < tensor.blocks; b += threads)
-        if (tensor.one_grid || own[b] == no_exponent) own[b] = most;
+        own[b] = tensor.one_grid || own[b] == no_exponent ? most : grid_of_block(own[b], most);
 }
 
 /// One thread block: blocks without a grid take the coarsest.
@@ -197,13 +197,17 @@ __global__ void __launch_bounds__(threads)
             bits = max(bits, 64u - static_cast<uint32_t>(__clzll(maxima[tensor.first + b])));
         bits = block_max(bits, shared);
     }
+    int32_t* const own = exponents + tensor.first;
     for (int64_t b = threadIdx.x; b < tensor.blocks; b += threads) {
         const int64_t units = !tensor.one_grid ? maxima[tensor.first + b]
                               : bits == 0      ? 0
                                                : int64_t{1} << (bits - 1);
-        int32_t& e = exponents[tensor.first + b];
-        e = next_exponent(e, units, headroom, overflows);
+        own[b] = next_exponent(own[b], units, headroom, overflows);
     }
+    __syncthreads();
+    const int32_t most = coarsest(own, tensor.blocks, shared);
+    for (int64_t b = threadIdx.x; b < tensor.blocks; b += threads)
+        own[b] = grid_of_block(own[b], most);
 }
 
 __global__ void __launch_bounds__(threads) find_scales(int32_t* scales, const int32_t* exponents,

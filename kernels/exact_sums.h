@@ -80,9 +80,10 @@ struct TensorGrids {
 /// grows like the number of contributions, |Σ g| like its root.)
 int headroom_bits(int64_t contributions);
 
-/// The first grids: so that `contributions` times largest[block] leaves so much headroom. A block
-/// without gradient takes its tensor's coarsest grid, and a tensor without gradient the coarsest of
-/// all. If there is no gradient at all, E = 0.
+/// The first grids: so that `contributions` times largest[block] leaves so much headroom, but at
+/// most 4 bits finer than the tensor's coarsest (grid_of_block()). A block without gradient takes
+/// its tensor's coarsest grid, and a tensor without gradient the coarsest of all. If there is no
+/// gradient at all, E = 0.
 void first_grids(Stream& stream, int32_t* exponents, const float* largest,
                  std::span<const TensorGrids> tensors, int64_t contributions);
 
@@ -91,8 +92,9 @@ void find_overflow(Stream& stream, int32_t* overflow, const int64_t* maxima, int
 
 /// Grids for the next step from the sums S of all ranks in this one. A block's grid becomes coarser
 /// by as many bits as its headroom lacks, or finer by one bit, unless there was an overflow. Where
-/// S = 0, the block keeps its grid. If `stale` is not 0, nothing changes: an earlier step has
-/// overflowed, and this one will be computed again.
+/// S = 0, the block keeps its grid. No grid is more than 4 bits finer than the tensor's coarsest.
+/// If `stale` is not 0, nothing changes: an earlier step has overflowed, and this one will be
+/// computed again.
 struct GridUpdate {
     int32_t* exponents = nullptr;
     const int64_t* maxima = nullptr;

@@ -80,7 +80,7 @@ void Run::begin_step() {
         parts_.trace.starts_before(step_ - first_step_))
         settle(true);
     const int64_t step_of_process = step_ - first_step_;
-    if (parts_.profile.starts_before(step_of_process)) parts_.profile.start(trainer.stream);
+    parts_.profile.begin_step(trainer.stream, step_of_process);
     if (parts_.trace.starts_before(step_of_process))
         parts_.trace.start(trainer.stream, step_ + 1, world());
     parts_.trace.begin_step(trainer.stream, step_ + 1, step_of_process);

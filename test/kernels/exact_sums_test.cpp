@@ -37,11 +37,6 @@ struct Model {
             blocks += blocks_of(n);
         }
     }
-    size_t tensor_of(int64_t block) const {
-        size_t t = 0;
-        while (tensors[t].first + tensors[t].blocks <= block) ++t;
-        return t;
-    }
 };
 
 /// Gradients whose sizes differ by block, as those of layers do.
@@ -404,9 +399,11 @@ TEST_CASE("grids leave the headroom at first, become coarser at once and finer b
                     CHECK(first[i] == (most > 0 ? own : coarsest));
                     continue;
                 }
-                // Not more than the limit, and more than half of it, but for rounding up.
+                // Not more than the limit, and more than half of it, but for rounding up and in
+                // blocks that the tensor's coarsest grid keeps from finer ones.
                 CHECK(of_grid * contributions <= limit + contributions);
-                CHECK(2 * of_grid * contributions >= limit);
+                CHECK(first[i] >= own - most_bits_finer);
+                if (first[i] > own - most_bits_finer) CHECK(2 * of_grid * contributions >= limit);
             }
         }
         // The step's own S again, much smaller ones, which make grids one bit finer, and larger.
@@ -423,15 +420,25 @@ TEST_CASE("grids leave the headroom at first, become coarser at once and finer b
             arrays.update(stream, contributions);
             CHECK(arrays.overflow.values()[0] == 0);
             const auto next = arrays.exponents.values();
-            for (size_t i = 0; i < now.size(); ++i) {
-                const TensorGrids& tensor = model.tensors[model.tensor_of(static_cast<int64_t>(i))];
-                int64_t most = now[i];
-                for (int64_t b = tensor.first; tensor.one_grid && b < tensor.first + tensor.blocks;
-                     ++b)
-                    most = std::max(most, now[static_cast<size_t>(b)]);
-                CAPTURE(i, shift, first[i], most);
-                const int wanted = std::bit_width(static_cast<uint64_t>(most)) - (31 - headroom);
-                CHECK(next[i] - first[i] == (most == 0 ? 0 : std::max(wanted, -1)));
+            for (const TensorGrids& tensor : model.tensors) {
+                const auto begin = static_cast<size_t>(tensor.first),
+                           blocks = static_cast<size_t>(tensor.blocks);
+                std::vector<int64_t> units_of(now.begin() + tensor.first,
+                                              now.begin() + tensor.first + tensor.blocks);
+                if (tensor.one_grid)
+                    std::ranges::fill(units_of, *std::ranges::max_element(units_of));
+                std::vector<int> expected;
+                for (size_t b = 0; b < blocks; ++b) {
+                    const int wanted =
+                        std::bit_width(static_cast<uint64_t>(units_of[b])) - (31 - headroom);
+                    expected.push_back(first[begin + b] +
+                                       (units_of[b] == 0 ? 0 : std::max(wanted, -1)));
+                }
+                const int of_tensor = *std::ranges::max_element(expected);
+                for (size_t b = 0; b < blocks; ++b) {
+                    CAPTURE(tensor.first, b, shift, first[begin + b], units_of[b]);
+                    CHECK(next[begin + b] == std::max(expected[b], of_tensor - most_bits_finer));
+                }
             }
         }
         // One block too many: that is said, no grid becomes finer, and its own has room.

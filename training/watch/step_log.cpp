@@ -74,7 +74,6 @@ void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) 
 }
 
 void StepLog::repeat(int64_t number) {
-    restart_time();
     ++repeated_;
     if (std::exchange(has_repeated_, true)) return;
     progress_.say(concat("note: gradients of step ", number,

@@ -13,6 +13,11 @@ StepProfile::StepProfile(const Device& device, int64_t steps, double peak_flops)
     if (steps_ > 0) bandwidth_ = measure_bandwidth(device);
 }
 
+void StepProfile::begin_step(Stream& stream, int64_t step_of_process) {
+    if (starts_before(step_of_process)) start(stream);
+    if (stream.profiler) ++submitted_;
+}
+
 void StepProfile::start(Stream& stream) {
     stream.profiler = &profiler_;
     since_start_.restart();
@@ -33,7 +38,8 @@ void StepProfile::resume(Stream& stream) {
 std::string StepProfile::finish(Stream& stream) {
     pause(stream);
     paused_ = false;
-    return profile_table(profiler_.totals(), steps_, seconds_, peak_flops_, bandwidth_);
+    return profile_table(profiler_.totals(), steps_, submitted_ - steps_, seconds_, peak_flops_,
+                         bandwidth_);
 }
 
 std::string profile_of_stages(const Mesh& mesh, const std::string& table) {
@@ -49,21 +55,22 @@ std::string profile_of_stages(const Mesh& mesh, const std::string& table) {
     return text;
 }
 
-std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps, double seconds,
-                          double peak_flops, double bandwidth) {
+std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps,
+                          int64_t repeats, double seconds, double peak_flops, double bandwidth) {
     std::vector<Profiler::Total> rows = totals;
     std::sort(rows.begin(), rows.end(),
               [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
     char text[256];
-    std::snprintf(text, sizeof text,
-                  "profile of %lld steps; limits measured here: %.1f GB/s, %.2f TFLOP/s\n",
-                  static_cast<long long>(steps), 1e-9 * bandwidth, 1e-12 * peak_flops);
-    std::string table = text;
+    std::snprintf(text, sizeof text, "; limits measured here: %.1f GB/s, %.2f TFLOP/s\n",
+                  1e-9 * bandwidth, 1e-12 * peak_flops);
+    std::string table = concat("profile of ", steps, " steps");
+    if (repeats > 0) table += concat(" and of ", repeats, " that were computed again");
+    table += text;
     std::snprintf(text, sizeof text, "  %-24s %10s %10s %7s %16s %8s\n", "kernel", "calls/step",
                   "ms/step", "share", "rate", "of limit");
     table += text;
     double in_kernels = 0;
-    const double n = static_cast<double>(steps);
+    const double n = static_cast<double>(steps + repeats);
     for (const Profiler::Total& row : rows) {
         in_kernels += row.seconds;
         const double by_bytes = row.bytes / bandwidth, by_flops = row.flops / peak_flops;

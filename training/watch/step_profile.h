@@ -17,16 +17,18 @@ class StepProfile {
 
     /// Steps that the process must run for the profile; 0: no profile.
     int64_t steps_needed() const { return steps_ > 0 ? warm_up + steps_ : 0; }
-    /// Whether to call start() before this step is submitted. The first two steps are warm-up.
+    /// Whether the profile starts with this step, before which the device must be idle. The first
+    /// two steps are warm-up.
     bool starts_before(int64_t step_of_process) const {
-        return steps_ > 0 && step_of_process == warm_up;
+        return steps_ > 0 && submitted_ == 0 && step_of_process == warm_up;
     }
     bool ends_after(int64_t steps_of_process) const {
         return steps_ > 0 && steps_of_process == steps_needed();
     }
+    /// Before each step is submitted, also before one that is computed again.
+    void begin_step(Stream& stream, int64_t step_of_process);
     /// The device must be idle at these calls. Time between pause() and resume() belongs to no
     /// step. pause() and resume() do nothing while no profile is active.
-    void start(Stream& stream);
     void pause(Stream& stream);
     void resume(Stream& stream);
     /// Ends the profile and returns its table. Each line has a kind of kernel, with its calls and
@@ -37,7 +39,9 @@ class StepProfile {
   private:
     static constexpr int64_t warm_up = 2;
 
-    int64_t steps_;
+    void start(Stream& stream);
+
+    int64_t steps_, submitted_ = 0;  // submitted since the start
     double peak_flops_, bandwidth_ = 0;
     Profiler profiler_;
     double seconds_ = 0;  // before since_start_
@@ -49,8 +53,9 @@ class StepProfile {
 /// pipeline place, with headings. Without a pipeline, returns this rank's table.
 std::string profile_of_stages(const Mesh& mesh, const std::string& table);
 
-/// The table for given totals over `steps` steps, which took `seconds` in total.
-std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps, double seconds,
-                          double peak_flops, double bandwidth);
+/// The table for given totals over `steps` steps and `repeats` more of them, which were computed
+/// again. All together took `seconds`.
+std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps,
+                          int64_t repeats, double seconds, double peak_flops, double bandwidth);
 
 }  // namespace train_gpt
