@@ -176,7 +176,7 @@ TEST_CASE("verify finds each edit of a run's files, and names what and where", "
          }),
          {line(middle) + file}},
         {"a line without a hash added at the end",
-         edited([&](Lines& all) { all.push_back(R"({"event":"sample","step":12})"); }),
+         edited([&](Lines& all) { all.emplace_back(R"({"event":"sample","step":12})"); }),
          {line(lines.size()) + file, "no valid \"previous\"", "added"}},
         {"a line that is not JSON added",
          edited([&](Lines& all) { all.insert(at(all, 2), "x"); }),

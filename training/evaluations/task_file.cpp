@@ -69,7 +69,7 @@ class HeaderReader {
     static std::string shown(const Json& value) {
         constexpr size_t most = 60;
         std::string all = to_text(value);
-        if (all.size() > most) all = all.substr(0, most) + "…";
+        if (all.size() > most) all.replace(most, std::string::npos, "…");
         return printable_line(all);
     }
     void take_name(const std::string& name);
