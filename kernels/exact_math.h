@@ -67,7 +67,7 @@ constexpr int32_t next_exponent(int32_t e, int64_t units, int headroom, bool ove
     return wanted < e && !overflows ? e - 1 : e;
 }
 
-/// A block's grid in a tensor whose coarsest grid is this one. Gradients of experts come and go: a
+/// A block's grid, from its own and its tensor's coarsest one. Gradients of experts come and go: a
 /// block whose own were small for some steps may next have one of the tensor's largest.
 constexpr int32_t most_bits_finer = 4;
 constexpr int32_t grid_of_block(int32_t own, int32_t coarsest) {

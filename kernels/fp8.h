@@ -19,8 +19,8 @@ namespace train_gpt {
 
 enum class Fp8Format : uint8_t { e4m3, e5m2 };
 
-/// From one matrix's reciprocal to the next where they lie in one array: cuBLASLt (12.9 and later)
-/// multiplies only with scales at multiples of 16 bytes.
+/// From one matrix's reciprocal to the next where they lie in one array: cuBLASLt (seen in
+/// 13.1) multiplies only with scales at multiples of 16 bytes.
 constexpr int64_t fp8_inverse_stride = 16 / sizeof(float);
 
 /// How one operand of a product is scaled. The addresses are in the device's memory.
@@ -31,8 +31,8 @@ struct Fp8Scaling {
     float* amax = nullptr;
     /// *scale is known not to be 0, so that no pass over the tensor looks for its amax first.
     bool is_set = false;
-    /// Of activations: where a kernel that rounds its own result writes 1 / *scale, at a multiple of
-    /// 16 bytes; may be null.
+    /// Of activations: where a kernel that rounds its own result writes 1 / *scale, at a multiple
+    /// of 16 bytes; may be null.
     float* inverse = nullptr;
 };
 

@@ -121,8 +121,7 @@ class Fp8Scales {
     std::vector<ProductScales> scales_;         // of each product
     std::byte* state_ = nullptr;                // Fp8Found and the ring [history_steps, n]
     float *amax_ = nullptr, *scale_ = nullptr;  // [n]
-    float* inverse_ =
-        nullptr;  // [n / 3, 4]: 1 / scale of inputs, where kernels round their results
+    float* inverse_ = nullptr;  // [n / 3, 4]: of inputs, where kernels round their results
     Fp8Found* host_ = nullptr;  // of two steps
 };
 

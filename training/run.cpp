@@ -192,17 +192,17 @@ void Run::settle_until(int64_t may_remain) {
 /// Steps that were submitted after it have changed nothing, and come again, too.
 void Run::go_back_before(int64_t step) {
     Trainer& trainer = start_.trainer;
-    trainer.clock.pop();
+    StepTimes lost = trainer.clock.pop();
     for (; in_flight_ > 0; --in_flight_) {
         trainer.outcome();
-        trainer.clock.pop();
+        lost.add(trainer.clock.pop());
     }
     trainer.optimizer.clear_overflow();
     step_ = step - 1;
     parts_.loader.seek(step_ - first_step_);
     went_back_ = true;
     set_steps(checkpoints_.saved_step(), step_);
-    reports_.log.repeat(step);
+    reports_.log.repeat(step, lost);
 }
 
 void Run::begin_pause(const Pause& pause) {

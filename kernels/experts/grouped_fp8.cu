@@ -221,15 +221,16 @@ struct Scratch {
     Scratch(const Stream& stream, int64_t rows_codes, int64_t weight_codes)
         : Scratch(stream.scratch_for<char>(bytes(rows_codes, weight_codes)), rows_codes) {}
     static size_t bytes(int64_t rows_codes, int64_t weight_codes) {
-        return begin() + padded(2 * sizeof(float)) + padded(static_cast<size_t>(rows_codes)) +
-               padded(static_cast<size_t>(weight_codes));
+        return begin() + padded(2 * fp8_inverse_stride * sizeof(float)) +
+               padded(static_cast<size_t>(rows_codes)) + padded(static_cast<size_t>(weight_codes));
     }
 
   private:
     static size_t begin() { return padded(fp8_round_scratch_bytes()); }
     Scratch(char* memory, int64_t rows_codes)
         : inverses(reinterpret_cast<float*>(memory + begin())),
-          rows(reinterpret_cast<uint8_t*>(inverses) + padded(2 * sizeof(float))),
+          rows(reinterpret_cast<uint8_t*>(inverses) +
+               padded(2 * fp8_inverse_stride * sizeof(float))),
           weights(rows + padded(static_cast<size_t>(rows_codes))) {}
 };
 
@@ -303,10 +304,10 @@ void multiply(Stream& stream, const Product& p) {
         (p.by_inputs ? w.transposed : w.codes) =
             Tensor(scratch.weights, DType::uint8,
                    {p.by_inputs ? all.cols() : all.rows(), p.by_inputs ? all.rows() : all.cols()});
-        w.inverse = scratch.inverses + 1;
+        w.inverse = scratch.inverses + fp8_inverse_stride;
         train_gpt::fp8_round(stream, {.codes = w.codes,
                                       .transposed = w.transposed,
-                                      .inverse = scratch.inverses + 1,
+                                      .inverse = scratch.inverses + fp8_inverse_stride,
                                       .x = all,
                                       .format = Fp8Format::e4m3,
                                       .scaling = p.scales.w});

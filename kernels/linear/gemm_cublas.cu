@@ -315,6 +315,7 @@ GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args, const Pro
     if (found.empty()) return plan;
     if (args.batch > 1) set_count(plan, args.count);
     const bool timed = stream.settings.autotune && !args.accumulate;
+    // Without timing, an algorithm that does not run is an error of run().
     const std::optional<Algorithm> chosen =
         timed && found.size() > 1 ? fastest_of(stream, args, plan, found) : found.front();
     if (!chosen) return plan;

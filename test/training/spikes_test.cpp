@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <numeric>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -188,7 +189,9 @@ TEST_CASE("a spike planted in the data is found where it is, and skipped on any 
                              {"parallel.sums", "exact"},
                              {"optimizer.on_spike", "skip"}});
     CAPTURE(seed, planted, spike_step, state);
-    const ProgramResult one = run_program(job.command("train", "one"), {{"OMP_NUM_THREADS", "1"}});
+    const ProgramResult one =
+        run_program(job.command("train", "one", {}, {"--profile", std::to_string(steps - 2)}),
+                    {{"OMP_NUM_THREADS", "1"}});
     INFO(one.output);
     REQUIRE(one.exit_code == 0);
     CHECK(contains(one.output, concat("spike: step ", spike_step, " has the loss ")));
@@ -196,8 +199,14 @@ TEST_CASE("a spike planted in the data is found where it is, and skipped on any 
                                       " has the largest loss")));
     CHECK(contains(one.output, concat(directory.path(), "/train_000000.bin from token ", planted)));
     CHECK(contains(one.output, " has grown most, "));
-    // Its gradients are too large for the grids of the steps before.
+    // Its gradients are too large for the grids of the steps before. A profile counts what was in
+    // vain: in each step that was computed, an embedding for each micro-batch.
     CHECK(contains(one.output, concat("note: gradients of step ", spike_step)));
+    CHECK(std::regex_search(one.output,
+                            std::regex(concat("profile of ", steps - 2,
+                                              " steps and of [1-9] that were computed again"))));
+    CHECK(std::regex_search(one.output,
+                            std::regex(concat("\n  embedding_forward +", per_step, "\\.0 "))));
     CHECK(contains(one.output, "; its update is not applied"));
     const std::vector<Json> metrics = metrics_of(job.path("one"));
     const auto spikes_of = [](const Json& line) { return line.value("spikes", 0); };

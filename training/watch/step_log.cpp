@@ -56,7 +56,8 @@ double StepLog::expected_seconds() const {
 void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) {
     const double seconds = since_last_step_.seconds();
     restart_time();
-    const StepTimes times = clock.pop();
+    StepTimes times = clock.pop();
+    times.add(std::exchange(lost_, {}));
     accounting_.add(times);
     pace_.add(seconds, times);
     const Schedule& schedule = start_.schedule;
@@ -73,7 +74,8 @@ void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) 
     if (logged) write(report, outcome);
 }
 
-void StepLog::repeat(int64_t number) {
+void StepLog::repeat(int64_t number, const StepTimes& lost) {
+    lost_.add(lost);
     ++repeated_;
     if (std::exchange(has_repeated_, true)) return;
     progress_.say(concat("note: gradients of step ", number,
@@ -87,8 +89,11 @@ StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
     const auto targets = static_cast<double>(schedule.tokens_of(number - 1));
     const double flops = size_.flops * (targets / static_cast<double>(size_.targets));
     // The measured peak may be too low if something disturbed the measurement: a rate that a step
-    // reaches is certainly possible.
-    peak_flops_ = std::max(peak_flops_, flops / mean.seconds / size_.ranks);
+    // reaches is certainly possible, unless the host saw the step's end late and the next one's soon
+    // after it.
+    const double reached = flops / mean.seconds / size_.ranks;
+    if (size_.datasheet_flops == 0 || reached < size_.datasheet_flops)
+        peak_flops_ = std::max(peak_flops_, reached);
     return {.step = number,
             .steps = schedule.steps(),
             .loss = outcome.sums.loss / targets,

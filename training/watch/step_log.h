@@ -38,8 +38,9 @@ class StepLog {
     void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
     /// Sets how many bytes this rank has sent in the step, by group of ranks.
     void sent(std::map<std::string, int64_t> bytes) { sent_ = std::move(bytes); }
-    /// A step's exact sums have overflowed, and it is computed again.
-    void repeat(int64_t number);
+    /// A step's exact sums have overflowed, and it is computed again. `lost`: the times of what was
+    /// in vain, which count for the step.
+    void repeat(int64_t number, const StepTimes& lost);
     /// Says that the time up to now belongs to no step.
     void restart_time() { since_last_step_.restart(); }
 
@@ -66,6 +67,7 @@ class StepLog {
     std::map<std::string, int64_t> sent_;
     int64_t repeated_ = 0;  // steps since the last line of metrics.jsonl
     bool has_repeated_ = false;
+    StepTimes lost_;  // before the next step
 };
 
 }  // namespace train_gpt

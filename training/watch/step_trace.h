@@ -25,7 +25,7 @@ class StepTrace {
     /// Whether to call start() before this step is submitted. The first two steps are warm-up. The
     /// second step counts the spans, so that start() can make room for them.
     bool starts_before(int64_t step_of_process) const {
-        return steps_ > 0 && step_of_process == warm_up;
+        return steps_ > 0 && state_ != State::tracing && step_of_process == warm_up;
     }
     bool ends_after(int64_t steps_of_process) const {
         return steps_ > 0 && steps_of_process == steps_needed();
