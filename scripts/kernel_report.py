@@ -531,10 +531,10 @@ def hopper_report():
         operands and their results once, gradients of weights in fp32. **Predicted, not
         measured.**""")
     print_predictions(tiles)
-    paragraph("""Measured since on an H100 (3.35 TB/s;
+    paragraph("""Measured since on an H100 (3.35 TB/s, whose products are as fast;
 [measurements.md](measurements.md#attention-for-hopper)), as multiples of the predicted times:
-forward passes 1.75 and 1.90 with D = 64 and T = 1024, 0.97 (Llama 3 8B) and 1.04 (Qwen3 0.6B) with
-D = 128; backward passes, dq and both others together, 1.54, 1.63, 1.30 and 1.09; OLMoE's up
+forward passes 1.8 and 1.9 with D = 64 and T = 1024, 0.97 (Llama 3 8B) and 1.04 (Qwen3 0.6B) with
+D = 128; backward passes, dq and both others together, 1.5, 1.6, 1.3 and 1.1; OLMoE's up
 products with 128 × 256 0.95 (forward) and 0.82 (input gradients), with 128 × 128 1.11 and 0.90. So
 short sequences of narrow heads are what these kernels are worst at.""")
     paragraph("""Large tensors. `far_elements_test.cpp` computes with tensors of more than 2³¹

@@ -97,8 +97,8 @@ void check_case(const World& part, const MeshCase& c, uint64_t seed) {
     if (errors.empty()) return;
     // A code that differs changes its number by up to 2^−3 (e4m3) or 2^−2 (e5m2), and sums of the
     // sequence's later layers by less. Most sequences, and so most of the largest magnitudes, have
-    // other sums alone: of a few hundred terms in fp32, or rounded to bf16, by 2^−8 each, on each
-    // rank and in each layer and pass.
+    // other sums alone: of a few hundred terms in fp32, or rounded to bf16 on each rank and in each
+    // layer and pass. In 90 seeds the largest error was 0.16, and the largest median 0.015 (bf16).
     std::ranges::sort(errors);
     CHECK(errors.back() < 0x1p-2);
     CHECK(errors[errors.size() / 2] < (std::string(c.dtype) == "bf16" ? 0x1p-5 : 0x1p-18));
