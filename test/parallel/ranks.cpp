@@ -200,7 +200,12 @@ std::vector<Launcher> launchers() {
 
 Launcher usual_launcher() { return mpirun_obstacle().empty() ? Launcher::mpirun : Launcher::own; }
 
-int free_port() { return net::port_of(net::listen_on(0)); }
+int free_port() {
+    // The largest that `supervise --port` takes; a system also gives out higher ones.
+    constexpr int largest = 60000;
+    for (;;)
+        if (const int port = net::port_of(net::listen_on(0)); port <= largest) return port;
+}
 
 std::vector<std::string> launch(int n, Launcher launcher) {
     if (launcher == Launcher::mpirun) return mpirun(n);
