@@ -255,7 +255,7 @@ class RowGroups {
         for (const int64_t earlier : {facts.dictionary, facts.index})
             if (earlier > 0) chunk.begin = std::min(chunk.begin, earlier);
         chunk.size = facts.size;
-        if (chunk.rows == 0) chunk.begin = std::ssize(magic), chunk.size = 0;
+        if (chunk.rows == 0 && chunk.size == 0) chunk.begin = std::ssize(magic);
         if (chunk.begin < std::ssize(magic) || chunk.size < 0 || chunk.begin > bytes_ ||
             chunk.size > bytes_ - chunk.begin)
             throw Error("a row group's pages are outside of the file");

@@ -140,7 +140,7 @@ TextColumn::Row TextColumn::next(std::string_view& text) {
 
 TextColumn::Row TextColumn::next_value(std::string_view& text) {
     while (values_left_ == 0) {
-        if (rows_left_ > 0) {
+        if (rows_left_ > 0 || has_bytes_left()) {
             next_page();
         } else if (group_ < layout_.chunks.size()) {
             begin_chunk();
@@ -173,6 +173,11 @@ void TextColumn::begin_chunk() {
     window_begin_ = window_end_ = 0;
     has_dictionary_ = false;
     file_bytes_ = std::max(file_bytes_, next_byte_);
+}
+
+/// Whether there is another page in the row group, of rows or of something else.
+bool TextColumn::has_bytes_left() const {
+    return window_begin_ < window_end_ || next_byte_ < last_byte_;
 }
 
 /// The next bytes of the row group, `size` of them, or fewer if there are no more. They stay until

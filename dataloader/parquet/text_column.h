@@ -78,6 +78,7 @@ class TextColumn {
     int64_t file_bytes() const { return file_bytes_; }
 
   private:
+    bool has_bytes_left() const;
     std::string_view available(size_t size);
     void begin_chunk();
     PageHeader next_header();

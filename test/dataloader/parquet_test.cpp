@@ -311,6 +311,11 @@ TEST_CASE("a file of Parquet that contradicts itself is damaged") {
     using Shape = ParquetShape;
     check("before those of the row group", true, [](Shape& shape) { shape.more_rows = 1; });
     check("more rows than the row group", true, [](Shape& shape) { shape.more_rows = -1; });
+    check("more rows than the row group", true, [](Shape& shape) {
+        shape.more_rows = -1;  // of pages of one row, so that the last page is one too many
+        shape.page_rows = 1;
+        if (random_int(0, 1)) shape.group_rows = 1;  // so that the row groups have no rows
+    });
     check("row groups have 1 rows less", false, [](Shape& shape) { shape.more_file_rows = 1; });
     check("more rows than the file", false, [](Shape& shape) { shape.more_file_rows = -1; });
     check("a page unpacks to", true, [](Shape& shape) { shape.more_unpacked = 4; });
