@@ -233,6 +233,20 @@ const char* name_of(PipelineKind kind) {
 
 bool holds_all_micro_batches(PipelineKind kind) { return kind == PipelineKind::gpipe; }
 
+double idle_micro_batches(PipelineKind kind, int ranks, int stages_per_rank) {
+    const double of_one_stage = ranks - 1;
+    switch (kind) {
+        case PipelineKind::interleaved:
+            return of_one_stage / stages_per_rank;
+        case PipelineKind::zero_bubble:
+            return of_one_stage / 3;
+        case PipelineKind::gpipe:
+        case PipelineKind::one_f_one_b:
+            return of_one_stage;
+    }
+    return 0;
+}
+
 int PipelineSchedule::peer_of(const PipelineAction& action) const {
     const bool later = action.work == PipelineWork::send_activation ||
                        action.work == PipelineWork::receive_gradient;

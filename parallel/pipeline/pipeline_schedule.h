@@ -42,6 +42,10 @@ const char* name_of(PipelineKind kind);
 /// other kinds hold a number that depends on the ranks and stages.
 bool holds_all_micro_batches(PipelineKind kind);
 
+/// The idle time of a rank by the formulas above, in micro-batches (F + B), if F, I and W are the
+/// same.
+double idle_micro_batches(PipelineKind kind, int ranks, int stages_per_rank);
+
 struct PipelineShape {
     PipelineKind kind = PipelineKind::one_f_one_b;
     int ranks = 1;            // p

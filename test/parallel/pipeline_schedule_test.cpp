@@ -222,6 +222,18 @@ TEST_CASE("ranks of a pipeline idle as long as its schedule's formula says",
     }
 }
 
+TEST_CASE("the idle time in micro-batches is that of a schedule whose works take the same time",
+          "[pipeline_schedule]") {
+    for (const PipelineShape& shape : shapes(9, 20)) {
+        if (shape.kind == PipelineKind::zero_bubble && shape.micro_batches < shape.ranks) continue;
+        const PipelineSchedule schedule = pipeline_schedule(shape);
+        const double idle = simulate(schedule, same_times(schedule, 1, 1, 1)).idle.front();
+        INFO(text_of(shape));
+        REQUIRE(idle_micro_batches(shape.kind, shape.ranks, shape.stages_per_rank) ==
+                Approx(idle / (3 * shape.stages_per_rank)));
+    }
+}
+
 TEST_CASE("zero bubble idles a third of 1F1B's time if forward and both halves take the same",
           "[pipeline_schedule]") {
     for (const auto& [p, m] : {std::pair{2, 2}, {4, 8}, {8, 64}, {64, 512}}) {

@@ -216,6 +216,39 @@ TEST_CASE("context-parallel ranks take the time of their part of a sequence", "[
     CHECK(chosen(2) == 2);
 }
 
+TEST_CASE("a pipeline takes micro-batches that leave its ranks idle for little of a step",
+          "[plan]") {
+    Config config = random_config();
+    config.model.n_layer = 8;
+    config.model.n_ctx = config.batch.sequence_length =
+        64 + 8 * static_cast<int>(random_int(0, 20));
+    config.batch.micro_batch = 0;
+    config.batch.tokens_per_step = 16 * config.sequence_length();
+    config.memory.recompute = "none";
+    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+    const int T = config.sequence_length();
+    for (const auto& [kind, pipeline, per_rank] : {std::tuple{PipelineKind::one_f_one_b, 1, 1},
+                                                   {PipelineKind::one_f_one_b, 4, 1},
+                                                   {PipelineKind::gpipe, 8, 1},
+                                                   {PipelineKind::interleaved, 4, 2},
+                                                   {PipelineKind::zero_bubble, 4, 1}}) {
+        config.parallel.pipeline = pipeline;
+        config.parallel.schedule = kind;
+        config.parallel.stages_per_rank = per_rank;
+        const Fit fit = fit_into({uint64_t{1} << 50},
+                                 {config, spec, DType::fp32, Recompute::none, pipeline}, Device{});
+        // A step of 16 sequences takes the time of m micro-batches and of the idle ones.
+        const double parts = kind == PipelineKind::zero_bubble ? 3 : per_rank;
+        const auto time = [&](int B) { return (16.0 / B + (pipeline - 1) / parts) * (B * T + 64); };
+        CAPTURE(T, name_of(kind), pipeline, fit.micro_batch);
+        for (const int B : {1, 2, 4, 8, 16}) {
+            const bool is_possible =
+                B * T <= 4096 && (kind != PipelineKind::interleaved || 16 / B % pipeline == 0);
+            if (is_possible) CHECK(time(fit.micro_batch) <= time(B));
+        }
+    }
+}
+
 TEST_CASE("the plan of a pipeline is of the stage that needs the most, and sends the most",
           "[plan]") {
     for (int i = 0; i < 10; ++i) {

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "model/spec.h"
 #include "parallel/axes/tensor.h"
+#include "parallel/pipeline/pipeline_schedule.h"
 #include "training/config/config_text.h"
 #include "training/config/feeding.h"
 #include "training/config/micro_batches.h"
@@ -53,8 +54,10 @@ class StepTime {
         const double micro_batch = (static_cast<double>(tokens) + fixed_tokens_) * token_ *
                                    cost[static_cast<size_t>(shape.recompute)];
         const double compute = static_cast<double>(busiest) * micro_batch;
+        const double idle = idle_micro_batches(config.parallel.schedule, config.parallel.pipeline,
+                                               config.parallel.stages_per_rank);
         const bool in_every_one = sharding_of(shape, 0).reduces_each();
-        return compute + exposed(shape, in_every_one ? compute : micro_batch) +
+        return compute + idle * micro_batch + exposed(shape, in_every_one ? compute : micro_batch) +
                offloaded(shape, offloaded_state, compute, busiest);
     }
 

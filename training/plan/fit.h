@@ -57,7 +57,9 @@ struct Fit {
 /// earliest. The estimate of its time:
 ///
 ///   micro-batch of n tokens   the time of n + 64 tokens (n + 1,024 on a GPU), × 1.04 if
-///                             element-wise results are recomputed, × 1.33 if blocks are
+///                             element-wise results are recomputed, × 1.33 if blocks are;
+///                             beside a rank's micro-batches of a step also its idle time in a
+///                             pipeline (idle_micro_batches)
 ///   token                     its FLOPs / (0.5 · speeds.flops)
 ///   weights and gradients     the bytes that state_bytes() counts / speeds.link, on a GPU without
 ///                             85 % of what is hidden. As much is hidden as 80 % of a micro-batch,
