@@ -61,7 +61,7 @@ claims='1-tokenizer;bytes of a token with a vocabulary of 257;1;1
 6-plan;FLOPs of a token;2.5e12;2.55e12
 6-plan;memory of a rank without a pipeline, GiB;280;310
 6-plan;memory of a rank with a pipeline of 16, GiB;55;77
-6-plan;bubble, percent of a step;45;57
+6-plan;bubble, percent of a step;34;44
 6-plan;share of the peak (MFU), percent;20;30
 6-plan;memory of a rank, interleaved, GiB;55;77
 6-plan;bubble, interleaved, percent;15;30

@@ -26,7 +26,7 @@ number() { sed -n "s/$2/\1/p" "$work/$1" | head -n 1 | tr -d ,; }
 plan plan-flat.log --cluster h100-dgx --world 16384 --set parallel.zero=1
 measured "weights" "$(number plan-flat.log '^parameters *\([0-9,]*\).*')"
 measured "FLOPs of a token" "$(number plan-flat.log '^FLOPs *\([-+.0-9e]*\) per token.*')"
-memory='.*recompute = [a-z]*: \([0-9.]*\) GiB of.*'
+memory='.*recompute = [^:]*: \([0-9.]*\) GiB of.*'
 measured "memory of a rank without a pipeline, GiB" "$(number plan-flat.log "$memory")"
 
 pipeline=(--cluster h100-dgx --world 16384 --set parallel.zero=1 --set parallel.pipeline=16)
@@ -37,8 +37,8 @@ measured "share of the peak (MFU), percent" "$(number plan-1f1b.log '.*MFU \([0-
 
 cat <<'END'
 
-It fits, and half of each step is a bubble: ranks wait until the first micro-batches have come
-through the pipeline and the last ones have left it. With four smaller stages on each rank
+It fits, and two fifths of each step are a bubble: ranks wait until the first micro-batches have
+come through the pipeline and the last ones have left it. With four smaller stages on each rank
 (interleaved; Narayanan et al. 2021, arXiv 2104.04473) a micro-batch reaches all ranks sooner.
 
 END
