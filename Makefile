@@ -10,6 +10,7 @@
 #     WERROR=1             warnings are errors                PRECOMPILE=0         without precompiled headers
 #     GPUSIM=folder        tests run on a simulated GPU too, whose sources are in this folder
 #     MEMCHECK=1           tests of kernels run under compute-sanitizer
+#     ONLY="loader_test"   of the files of tests, the test program has only these
 #     TESTS=1              `make bundle` adds the tests and build/compare, for make gpu-check on a node without a compiler
 
 SHELL := /bin/bash
@@ -35,6 +36,7 @@ MEMCHECK ?=
 CUDA_HOME ?=
 PREFIX ?= /usr/local
 TEST_ARGS ?=
+ONLY ?=
 TESTS ?=
 GPU_CHECK_ARGS ?=
 FUZZ_SECONDS ?= 60
@@ -64,6 +66,10 @@ HOST_CUDA_SOURCES := $(if $(CUDA_SOURCES),$(shell grep -L __global__ $(CUDA_SOUR
 PROGRAMS := test/bench.cpp test/bench_tokenizer.cpp test/compare.cpp test/fuzz/fuzz.cpp test/parallel/observed_nccl.cpp \
     test/commands/early_signal.cpp test/commands/faulty_machine.cpp
 TEST_SOURCES := $(filter-out $(PROGRAMS),$(sort $(wildcard test/*.cpp test/*/*.cpp)))
+ifneq ($(ONLY),)
+$(foreach name,$(ONLY),$(if $(filter %/$(name).cpp,$(TEST_SOURCES)),,$(error ONLY: there is no test/*/$(name).cpp)))
+TEST_SOURCES := $(filter-out %_test.cpp,$(TEST_SOURCES)) $(filter $(foreach name,$(ONLY),%/$(name).cpp),$(TEST_SOURCES))
+endif
 HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(DIRECTORIES)) $(addsuffix /*.cuh,$(DIRECTORIES)) test/*.h test/*/*.h))
 
 # --- What this machine has -----------------------------------------------------------------------------------------
@@ -165,6 +171,7 @@ $(1): FORCE
 endef
 $(eval $(call stamp,$(B)/flags,$(COMPILE) $(KERNEL_FLAGS) $(NVCC_FLAGS) $(LIBRARIES) $(LDFLAGS) $(STANDARD)))
 $(eval $(call stamp,$(B)/version,$(VERSION)))
+$(eval $(call stamp,$(B)/only,$(ONLY)))
 $(eval $(call stamp,$(B)/cudnn,$(CUDNN_FRONTEND) $(CUDNN_INCLUDE)))
 $(eval $(call stamp,$(B)/nccl,$(NCCL)))
 $(eval $(call stamp,$(B)/mpi,$(MPI_INCLUDES)))
@@ -187,7 +194,7 @@ COMPARE_OBJECTS := $(filter $(addprefix $(O)/test/,compare/%.o kernels/%_operati
 all: $(B)/train_gpt
 
 $(B)/train_gpt: $(O)/train_gpt.o $(OBJECTS)
-$(B)/test: $(TEST_OBJECTS) $(OBJECTS)
+$(B)/test: $(TEST_OBJECTS) $(OBJECTS) $(B)/only
 $(B)/bench: $(O)/test/bench.o $(OBJECTS)
 $(B)/bench_tokenizer: $(O)/test/bench_tokenizer.o $(OBJECTS)
 $(B)/compare: $(O)/test/compare.o $(COMPARE_OBJECTS) $(OBJECTS)

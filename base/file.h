@@ -71,8 +71,8 @@ class AtomicFile {
 /// Writes a whole file atomically (see AtomicFile).
 void write_file(const std::filesystem::path& path, std::string_view text);
 
-/// Flushes what was written to a file to disk, as far as the disk can say so. Does nothing if there is
-/// no such file.
+/// Flushes what was written to a file to disk, as far as the disk can say so. Does nothing if there
+/// is no such file.
 void sync_file(const std::filesystem::path& path);
 /// Flushes a folder's entries to disk, so that a rename in it survives a power loss.
 void sync_directory(const std::filesystem::path& directory);

@@ -10,8 +10,8 @@
 
 namespace train_gpt {
 
-/// One line each for zlib, libzstd, snappy and liblz4: the version, or that this build does not have
-/// it.
+/// One line each for zlib, libzstd, snappy and liblz4: the version, or that this build does not
+/// have it.
 std::string describe_decompressors();
 
 enum class Compression { none, gzip, zstd };

@@ -17,7 +17,7 @@ enum class Purpose : uint8_t {
     parameters,   // weights in the compute dtype, and rounded to fp8
     gradients,    // fp32 sums
     masters,      // fp32 weights
-    moments,      // AdamW's m and v
+    moments,      // the optimizer's slots
     activations,  // kept from forward to backward
     buffers,      // gradients of activations, logits
     kv_cache,     // sampling

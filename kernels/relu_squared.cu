@@ -14,8 +14,8 @@ constexpr int threads = 256, packs_per_thread = 4;
 __device__ __forceinline__ float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
 /// out = relu2(x), and with a gradient dx = dout ⊙ 2·max(x, 0); out may be null then. dx may be
-/// dout, and out may be x. The first `packs` packs are moved by 16-byte accesses, which need aligned
-/// tensors; the elements after them are moved one by one.
+/// dout, and out may be x. The first `packs` packs are moved by 16-byte accesses, which need
+/// aligned tensors; the elements after them are moved one by one.
 template <class T, bool gradient>
 __global__ void __launch_bounds__(threads)
     relu_squared_elements(T* out, T* dx, const T* dout, const T* x, int64_t packs, int64_t n) {

@@ -14,8 +14,8 @@ namespace train_gpt {
 /// stats2 [M, 2] and lse [B, H, T], which are fp32. x is the block's input, the residual stream;
 /// preact is the output of `up`.
 ///
-/// rotated [M, (H + H_kv)·D] holds q and k after a norm of heads, whose backward pass needs them as
-/// they were. Without such a norm they are rotated in place, and rotated is absent.
+/// rotated [M, (H + H_kv)·D] holds q and k after a norm of q and k, whose backward pass needs them
+/// as they were. Without such a norm they are rotated in place, and rotated is absent.
 ///
 /// With a norm over the whole width of q and k, qk_sums [M, 2] holds its sums (kernels/rope.h), of
 /// all tensor-parallel ranks.

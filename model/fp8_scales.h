@@ -37,7 +37,7 @@ struct Fp8Product {
     bool is_fp8() const { return reason.empty(); }
 };
 
-/// All products of a model's blocks, layer by layer. Those of fewer than 64 inputs or outputs on a
+/// All products of a model's blocks, layer by layer. Products of fewer than 64 inputs or outputs on a
 /// rank, or not of a multiple of 16, stay in the run's dtype; all do if a rank's part of a sequence
 /// is not of a multiple of 16 tokens. tensor_ranks share each product.
 std::vector<Fp8Product> products_of(const Registry& whole, const Fp8Options& options,
@@ -73,8 +73,8 @@ class Fp8Scales {
     static int64_t operands(const std::vector<Fp8Product>& products);
 
     explicit operator bool() const { return n_ > 0; }
-    /// Of the products with a weight, by its index among the parameters that are held; null: they
-    /// are not in fp8.
+    /// The scales of a weight's products, by its index among the parameters that are held; null:
+    /// the products are not in fp8.
     const ProductScales* of(int parameter) const {
         const int i =
             parameter < 0 || products_.empty() ? -1 : products_[static_cast<size_t>(parameter)];

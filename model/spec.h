@@ -144,8 +144,8 @@ struct DecoderSpec {
     int64_t padded_vocab() const {
         return (vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
     }
-    /// Training FLOPs per token: 6·N + 6·Σ H·D·T over the layers, where N is the number of
-    /// parameters in matrix products that a token passes through, and causal attention counts half.
+    /// Training FLOPs per token: 6·N + 12·Σ H·D·seen_keys(T) over the layers, where N is the number
+    /// of parameters in matrix products that a token passes through.
     double flops_per_token(int T) const;
 
     bool operator==(const DecoderSpec&) const = default;

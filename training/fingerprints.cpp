@@ -25,7 +25,8 @@ void add_over_ranks(const World& world, std::vector<uint64_t>& sums) {
             (static_cast<uint64_t>(halves[2 * i]) << 32) + static_cast<uint64_t>(halves[2 * i + 1]);
 }
 
-/// " (rank 3 (host a) differs from the others)": the ranks whose text is not the one that most have.
+/// " (rank 3 (host a) differs from the others)": the ranks whose text is not the one that most
+/// have.
 std::string describe_minority(const World& world, const std::vector<std::string>& texts) {
     std::map<std::string, int> counts;
     for (const std::string& text : texts)

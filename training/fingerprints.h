@@ -51,8 +51,8 @@ class Fingerprints {
 
     std::vector<std::string> names_, kinds_;
     std::vector<FingerprintSegment> segments_;
-    // Of this rank, in the device's memory: [tensors, kinds] of what it holds first, the same of its
-    // copies of what an earlier rank holds, and one of the input.
+    // Of this rank, in the device's memory: [tensors, kinds] of what it holds first, the same of
+    // its copies of what an earlier rank holds, and one of the input.
     uint64_t *sums_ = nullptr, *copies_ = nullptr, *input_ = nullptr;
     std::vector<int64_t> held_, copied_;  // elements of this rank, by tensor
     BatchShape batch_;

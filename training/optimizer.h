@@ -30,7 +30,7 @@ struct OptimizerOptions {
     /// If pipeline ranks hold parts of a model, the names of all of the model's tensors, by
     /// Parameter::id. Empty: the store holds all tensors.
     std::vector<std::string> names = {};
-    /// With exact sums: of so many gradients is each sum of a step (contributions_of_step()).
+    /// With exact sums: how many gradients each sum of a step adds up (contributions_of_step()).
     int64_t contributions = 1;
     std::optional<MuonOptions> muon = {};  // set if the store has whole matrices
     /// From whose counts selection biases are updated; null if there are none.

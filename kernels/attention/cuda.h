@@ -6,9 +6,9 @@
 
 namespace train_gpt::cuda {
 
-/// Σ dout ⊙ out of the rows of a backward pass, where our own kernels have left them in the stream's
-/// scratch memory: sign times the element of row (b, h, t), which is first[((b·H + h)·rows +
-/// t)·stride]. The backward passes below return them and leave dsinks alone.
+/// Σ dout ⊙ out of the rows of a backward pass, where our own kernels have left them in the
+/// stream's scratch memory: sign times the element of row (b, h, t), which is first[((b·H + h)·rows
+/// + t)·stride]. The backward passes below return them and leave dsinks alone.
 struct RowDeltas {
     const float* first = nullptr;
     int stride = 0, rows = 0;
@@ -21,9 +21,9 @@ void attention_forward_tiled(Stream& stream, const AttentionForward& args);
 RowDeltas attention_backward_tiled(Stream& stream, const AttentionBackward& args);
 size_t attention_backward_tiled_scratch_bytes(const AttentionShape& shape);
 
-/// With wgmma and the tensor copy engine: wgmma_forward.cu and wgmma_backward.cu. For what the tensor
-/// cores' kernels above take, on GPUs of sm_90. False or nothing, and nothing submitted, where a tensor map
-/// cannot be made or the build has no code for sm_90a.
+/// With wgmma and the tensor copy engine: wgmma_forward.cu and wgmma_backward.cu. For what the
+/// tensor cores' kernels above take, on GPUs of sm_90. False or nothing, and nothing submitted,
+/// where a tensor map cannot be made or the build has no code for sm_90a.
 bool attention_forward_wgmma(Stream& stream, const AttentionForward& args);
 std::optional<RowDeltas> attention_backward_wgmma(Stream& stream, const AttentionBackward& args);
 size_t attention_backward_wgmma_scratch_bytes(const AttentionShape& shape);

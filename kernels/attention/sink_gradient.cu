@@ -9,7 +9,8 @@ namespace {
 
 constexpr int sink_threads = 512;
 
-/// Σ dout ⊙ out of a row, from memory or computed again, with the bits of the tensor cores' kernels.
+/// Σ dout ⊙ out of a row, from memory or computed again, with the bits of the tensor cores'
+/// kernels.
 __device__ __forceinline__ float delta_of(const RowDeltas& deltas, const AttentionBackward& args,
                                           int b, int h, int t) {
     if (deltas.first)

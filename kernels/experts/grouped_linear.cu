@@ -236,7 +236,8 @@ struct Extents {
     int64_t E, R, N, K;
 };
 
-/// A product on tensor cores. by_mma() submits it; by_wgmma(columns of a tile) does or returns false.
+/// A product on tensor cores. by_mma() submits it; by_wgmma(columns of a tile) does or returns
+/// false.
 template <class ByMma, class ByWgmma>
 void run_tiled(Stream& stream, const char* product, const Extents& x, int64_t columns,
                bool repeatable, const ByMma& by_mma, const ByWgmma& by_wgmma) {

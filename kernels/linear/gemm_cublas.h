@@ -77,7 +77,8 @@ inline size_t gemm_workspace_bytes(int64_t m, int64_t n) {
 /// the same product that overwrites, it uses the first algorithm.
 bool gemm(Stream& stream, const Gemm& args);
 
-/// Whether cuBLASLt can do the product without its epilogue. It may time algorithms, as gemm() does.
+/// Whether cuBLASLt can do the product without its epilogue. It may time algorithms, as gemm()
+/// does.
 bool can_multiply(Stream& stream, const Gemm& args);
 
 /// Submits work that gives the same as a product with an epilogue.

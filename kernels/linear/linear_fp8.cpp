@@ -1,6 +1,6 @@
 // Linear layers in fp8 on the CPU. There are no fp8 units here, so the numbers of the codes, which
-// fp32 and bf16 hold exactly, are multiplied in the dtype of the layer: the rounding of fp8, without
-// its speed.
+// fp32 and bf16 hold exactly, are multiplied in the dtype of the layer: the rounding of fp8,
+// without its speed.
 #include <algorithm>
 #include <cassert>
 

@@ -43,8 +43,8 @@ struct UnitPass {
 ///   all-reduce       2·r·n·(k−1)/k      tensor-parallel copies; ZeRO-0; replicas; a tied embedding
 ///   reduce-scatter     r·n·(k−1)/k      ZeRO-1, 2 and 3
 ///
-/// once in a step, or where gradients stand alone in each of `micro_batches`, the most that a rank
-/// has (not replicas and tied embeddings). Gathering n weights of w bytes over d ranks sends
+/// once in a step, or with ZeRO-2 and 3 in each of `micro_batches`, the most that a rank has (not
+/// replicas and tied embeddings). Gathering n weights of w bytes over d ranks sends
 /// w·n·(d−1)/d, except with ZeRO-0. With ZeRO-3 each of `passes`, the step's in order, gathers the
 /// buckets that take turns again, except at most two that are still there. Each rank sends
 /// sums.fp64 numbers to every other rank, and all ranks all-reduce the other numbers. Whole

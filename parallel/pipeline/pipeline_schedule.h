@@ -43,7 +43,7 @@ const char* name_of(PipelineKind kind);
 bool holds_all_micro_batches(PipelineKind kind);
 
 /// The idle time of a rank by the formulas above, in micro-batches (F + B), if F, I and W are the
-/// same.
+/// same. With fewer micro-batches than ranks, zero_bubble idles longer.
 double idle_micro_batches(PipelineKind kind, int ranks, int stages_per_rank);
 
 struct PipelineShape {
@@ -119,8 +119,7 @@ struct PipelineSchedule {
 /// - If a rank sends several messages to another rank, the other rank receives them in this order:
 ///   messages need no tags.
 /// - An output is sent before the rank computes again. So one buffer for each direction is enough
-/// if
-///   sends wait.
+///   if sends wait.
 ///
 /// An interpreter should post a receive at its place in the list, and wait for the message only
 /// before the compute that reads it. Waiting earlier is correct, but slower if times are uneven. A

@@ -34,7 +34,7 @@ class BucketLayout {
     int64_t numel() const { return numel_; }
     int64_t shard_numel() const { return numel_ / ranks_; }
     int ranks() const { return ranks_; }
-    /// In the order of the flat buffers, which is that of the forward pass.
+    /// In the order of the flat buffers, which is the order of the forward pass.
     const std::vector<Bucket>& buckets() const { return buckets_; }
     /// The part of a bucket that belongs to a rank.
     Range shard_of(const Bucket& bucket, int rank) const {

@@ -1,5 +1,5 @@
-// Which ranks add up which gradients. What reduces gradients, counts the bytes that it sends, and
-// connects the ranks asks this list.
+// Which ranks add up which gradients. The traffic, the first collectives and the simulation of a
+// step ask this list; Gradients makes the same sums.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -33,8 +33,8 @@ struct GradientSum {
     bool scattered = false;                    // each rank receives the sums of its shard alone
     bool every_micro_batch = false;            // or once in a step, after the last one
 
-    /// Twice the bytes that a rank sends are this times (ranks − 1) / ranks if it is an all-reduce,
-    /// once if it is a reduce-scatter.
+    /// A rank sends bytes_moved()·(ranks − 1)/ranks: an all-reduce moves each element twice, a
+    /// reduce-scatter once.
     int64_t bytes_moved() const {
         return (scattered ? 1 : 2) * elements.n * static_cast<int64_t>(size_of(dtype));
     }

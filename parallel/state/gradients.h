@@ -47,7 +47,7 @@ class Gradients {
     /// overwrites, and gradients that were there before have been reduced for later work of the
     /// stream. −1: an empty sink.
     GradientSink sink(Stream& stream, int i);
-    /// Its size in memory.
+    /// The bytes of a parameter's gradient.
     size_t bytes_of(int i) const {
         return static_cast<size_t>(buffers_.parameters()[static_cast<size_t>(i)].padded_numel()) *
                sizeof(float);
@@ -95,7 +95,7 @@ class Gradients {
     bool completes_late(size_t bucket) const { return ends_sum_ && ends_sum_->has(bucket); }
     /// How often units of a bucket become ready in a micro-batch, and in a step.
     int units_of(size_t b) const { return buckets()[b].last_unit - buckets()[b].first_unit + 1; }
-    /// Of what a unit writes now; a later step's is greater.
+    /// The number of what a unit writes now; later steps have greater numbers.
     int64_t number_of(int unit) const {
         return steps_ * most_micro_batches + ready_of_unit_[static_cast<size_t>(unit)];
     }

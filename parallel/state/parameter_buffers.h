@@ -35,9 +35,9 @@ struct OptimizerSlot {
 };
 
 /// The registry of parameters and, in the flat buffers of a BucketLayout, their weights, and in
-/// training fp32 masters, the optimizer's slots and gradient sums. Of masters and slots a rank
-/// holds its shard of each bucket, with ZeRO-2 of the gradient sums as well, and with ZeRO-3 of the
-/// weights. In fp32 the weights are the masters.
+/// training fp32 masters, the optimizer's slots and gradient sums. A rank holds its shard of each
+/// bucket of masters and slots, with ZeRO-2 also of gradient sums, with ZeRO-3 also of weights. In
+/// fp32 the weights are the masters.
 ///
 /// Masters and slots may be in host memory (Sharding::state_on_host).
 ///
@@ -91,7 +91,7 @@ class ParameterBuffers {
     }
     /// The weights of a bucket; with ZeRO-3 where they are gathered.
     char* bucket_weights(size_t bucket) const;
-    /// Those of them that this rank updates.
+    /// The weights of a bucket that this rank updates.
     char* owned_weights(const Bucket& bucket) const {
         return at(weights_, holds_all_weights() ? owned(bucket).first : owned_offset(bucket));
     }

@@ -35,14 +35,12 @@ class ParameterState {
 
     /// Elements first … of a state of parameter i, from and to the host, after all work on the
     /// device. A state is `master`, `gradient`, or an optimizer's slot by its name, but not one of
-    /// scales. Of codes (dynamic_map.h) these are the values that they stand for: √v of roots. A
+    /// scales. Codes (dynamic_map.h) are read as the values that they stand for: √v for roots. A
     /// part of a block is written with the block's other values, which then get another scale.
-    /// Elements are
-    /// counted in the whole tensor; where a rank holds a whole tensor, its padding follows. read()
-    /// leaves values of elements that other ranks hold, or that have no such slot, unchanged, and
-    /// write() ignores them. What is
-    /// written to the masters is rounded into the weights, also of elements that are not this
-    /// rank's, if it holds all weights.
+    /// Elements are counted in the whole tensor; where a rank holds a whole tensor, its padding
+    /// follows. read() leaves values of elements that other ranks hold, or that have no such slot,
+    /// unchanged, and write() ignores them. What is written to the masters is rounded into the
+    /// weights, also of elements that are not this rank's, if it holds all weights.
     void read(std::string_view state, int i, int64_t first, std::span<float> values) const;
     void write(std::string_view state, int i, int64_t first, std::span<const float> values);
     /// The same for elements counted in this rank's memory.

@@ -49,7 +49,9 @@ struct Sharding {
     bool gradients_stand_alone() const { return is_exact() || reduces_each(); }
     /// The ranks reduce gradients in every micro-batch, not once in a step.
     bool reduces_each() const { return zero >= 2; }
-    /// Of gradients on their way.
+    /// Each pass through the model gathers the weights, which this rank does not hold whole.
+    bool gathers_each() const { return zero >= 3; }
+    /// The dtype of gradients between ranks.
     DType dtype_between_ranks() const {
         return is_exact() ? DType::int32 : sums == GradientSums::bf16 ? DType::bf16 : DType::fp32;
     }

@@ -26,9 +26,9 @@ class StateCopy {
     /// must live longer. The memory of `others` must be on the device of the arena.
     StateCopy(Arena& arena, const ParameterBuffers& buffers, const std::vector<Other>& others);
 
-    /// Writes to each page of a CPU's memory until `ends`, so that the system provides the pages and
-    /// the first copy does not wait for that. A GPU's host memory has all pages. Any thread may call
-    /// it, before begin().
+    /// Writes to each page of a CPU's memory until `ends`, so that the system provides the pages
+    /// and the first copy does not wait for that. A GPU's host memory has all pages. Any thread may
+    /// call it, before begin().
     void touch(const std::atomic<bool>& ends);
     /// Copies what the work submitted to `compute` so far leaves behind: on a GPU later and on a
     /// stream of its own, on a CPU at once. The copy before must be complete.

@@ -39,7 +39,8 @@ class UnitLease {
         assert(buffers_ && buffers_->parameters()[static_cast<size_t>(i)].unit == unit_);
         return buffers_->weight(i);
     }
-    /// The same as products read it: if the lease is of a training pass, in fp8 where that is wanted.
+    /// The same as products read it: if the lease is of a training pass, in fp8 where that is
+    /// wanted.
     Operand operand(int i) const {
         return rounded_ ? rounded_->operand(i, weight(i)) : Operand(weight(i));
     }

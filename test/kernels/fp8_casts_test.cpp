@@ -225,7 +225,8 @@ namespace {
 
 constexpr int64_t byte_rows = 128, byte_cols = 512, long_row = 4096;
 
-/// A kernel's part of the name that the simulator prints, and the least that it must read and write.
+/// A kernel's part of the name that the simulator prints, and the least that it must read and
+/// write.
 struct Moved {
     const char* what;
     std::vector<std::string> names;  // all of them are in the kernel's name

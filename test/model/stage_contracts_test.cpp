@@ -116,7 +116,8 @@ TEST_CASE(
         reference.keep_choices();
         reference.loss(batch.tokens, batch.targets, T);
 
-        // A gradient can be all rounding of terms that cancel: one expert's weight, if its sum is 1.
+        // A gradient can be all rounding of terms that cancel: one expert's weight, if its sum is
+        // 1.
         double of_all = 0;  // the largest norm of a tensor's gradient
         for (int i = 0; i < m.count(); ++i) {
             double square = 0;

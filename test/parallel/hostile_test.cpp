@@ -242,7 +242,8 @@ TEST_CASE("a rank's name in clear is that of its place, or rank 0 does not know 
 
 namespace {
 
-/// A connection to rank 0 that proves to be rank `proved`, and says that it is rank `rank` of `size`.
+/// A connection to rank 0 that proves to be rank `proved`, and says that it is rank `rank` of
+/// `size`.
 Channel introduce(int proved, int rank, int size, int port) {
     Socket socket;
     for (const auto end = net::Clock::now() + 30s; !socket && net::Clock::now() < end;)

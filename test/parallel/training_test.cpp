@@ -532,8 +532,8 @@ void check_traffic(const Traffic& t) {
     const int64_t reduced = size(t.sent) * elements * (d - 1),
                   gathered = size(t.dtype) * elements * (d - 1);
     const int64_t rounds = t.stage == 2 ? (micro_batches + d - 1) / d : 1;
-    // All ranks get a loss, a stop request, the progress of a save, and one sum of squares per tensor
-    // from each.
+    // All ranks get a loss, a stop request, the progress of a save, and one sum of squares per
+    // tensor from each.
     const int64_t sums = 8 * (3 + std::ssize(job.parameters())) * d * (d - 1);
     const int64_t step = t.stage == 0 ? 2 * reduced + sums : rounds * reduced + gathered + sums;
     for (int rank = 0; rank < t.ranks; ++rank) {

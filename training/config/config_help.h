@@ -17,8 +17,8 @@ std::vector<KeyDescription> describe_keys();
 /// a section nor a key.
 std::string config_help(const std::string& name, int columns);
 
-/// All keys as a page in Markdown (docs/keys.md): a table for each section, with key, type, default,
-/// rule, meaning.
+/// All keys as a page in Markdown (docs/keys.md): a table for each section, with key, type,
+/// default, rule, meaning.
 std::string config_reference();
 
 }  // namespace train_gpt

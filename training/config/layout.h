@@ -26,8 +26,8 @@
 
 namespace train_gpt {
 
-/// The configuration's tokenizer. Nothing if it names none, or if the size of the vocabulary is
-/// given and the tokenizer is not there yet, or not all of it.
+/// The configuration's tokenizer. Nothing if the configuration names none. A missing or unfinished
+/// tokenizer is an error only if the size of the vocabulary comes from it.
 std::optional<Tokenizer> tokenizer_there(const Config& config);
 
 /// Vocabulary size of a run: model.vocab_size. If it is 0, the size of the tokenizer's vocabulary.
@@ -59,14 +59,14 @@ std::optional<Offload> offload_of(const Config& config);
 std::vector<std::string> words_of(const Offload& offload);
 
 Fp8Options fp8_options(const Config& config);
-/// What is wrong with what it asks for; empty if nothing is.
+/// What is wrong with what precision.fp8 asks for; empty if nothing is.
 std::string fp8_problem(const Config& config, const DecoderSpec& spec);
-/// Why a GPU of this architecture (device/architecture.h) cannot do what it asks for; empty if it
-/// can, for a CPU (0), and without fp8.
+/// Why a GPU of this architecture (device/architecture.h) cannot do what precision.fp8 asks for;
+/// empty if it can, for a CPU (0), and without fp8.
 std::string fp8_problem(const Config& config, const std::string& gpu, int architecture);
 
-/// The mesh of this many ranks. Throws Error where the configuration's sizes do not divide them.
 MeshSizes mesh_sizes(const Config& config);
+/// The mesh of this many ranks. Throws Error where the configuration's sizes do not divide them.
 MeshLayout mesh_of(const Config& config, int world);
 
 PipelineOptions pipeline_options(const Config& config);

@@ -23,10 +23,10 @@ struct CachedModel {
 /// The model's losses on all answers of a task's items, in their order. All ranks call it, and get
 /// the same.
 ///
-/// With on.generator, or a CachedModel, each rank computes its share of the items. An item's answers
-/// share the keys and values of the tokens that they begin with, so that these tokens go through the
-/// model once. The result does not depend on the number of ranks. Without it, each answer is a row
-/// of a batch, and a batch is a whole pass through the model that the ranks share.
+/// With on.generator, or a CachedModel, each rank computes its share of the items. An item's
+/// answers share the keys and values of the tokens that they begin with, so that these tokens go
+/// through the model once. The result does not depend on the number of ranks. Without it, each
+/// answer is a row of a batch, and a batch is a whole pass through the model that the ranks share.
 ///
 /// Throws EvaluationStopped on all ranks if `stop` returns true on one of them.
 std::vector<AnswerLosses> losses_on(const Task& task, const EvaluatedModel& on,

@@ -103,8 +103,8 @@ class CheckpointFiles {
 std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir,
                                       const CheckpointContents& contents, const Mesh& mesh = {});
 
-/// Deletes the older complete checkpoints of a run. The newest `keep` checkpoints stay (0: all). The
-/// newest checkpoint up to `sound_step` stays, too: a run falls back on it if the data of later
+/// Deletes the older complete checkpoints of a run. The newest `keep` checkpoints stay (0: all).
+/// The newest checkpoint up to `sound_step` stays, too: a run falls back on it if the data of later
 /// steps turn out to be damaged. The checkpoint of `sane_step` stays in case the loss has diverged
 /// after it.
 void prune_checkpoints(const std::filesystem::path& run_dir, int keep,

@@ -11,12 +11,12 @@
 #include "base/error.h"
 #include "model/spec.h"
 #include "parallel/axes/tensor.h"
-#include "parallel/pipeline/pipeline_schedule.h"
 #include "training/config/config_text.h"
 #include "training/config/feeding.h"
 #include "training/config/micro_batches.h"
 #include "training/plan/memory_plan.h"
 #include "training/plan/peak.h"
+#include "training/plan/step_time.h"
 #include "training/plan/traffic.h"
 
 namespace train_gpt {
@@ -27,71 +27,6 @@ namespace {
 int axes_of(const MeshLayout& mesh) {
     return std::popcount(mesh.extended({Axis::pipeline, Axis::data, Axis::context, Axis::tensor}));
 }
-
-/// The time of a step on its busiest rank, by fit_into()'s estimate: in seconds, or without speeds
-/// in units of a token.
-class StepTime {
-  public:
-    StepTime(const RunShape& shape, const Device& device, const Speeds& speeds)
-        : speeds_(speeds),
-          fixed_tokens_(device.is_cuda() ? 1024 : 64),
-          hides_(device.is_cuda() ? 0.8 : 0) {
-        constexpr double efficiency = 0.5;
-        parts_ = shape.mesh.size(Axis::tensor) * shape.mesh.size(Axis::pipeline);
-        if (speeds.flops > 0)
-            token_ = shape.spec.flops_per_token(shape.config.sequence_length()) / parts_ /
-                     (efficiency * speeds.flops);
-    }
-
-    /// offloaded_state: bytes of the optimizer's state in the host's memory.
-    double of(const RunShape& shape, int64_t offloaded_state) const {
-        constexpr double cost[] = {1, 1.04, 1.33};  // by recompute level
-        const Config& config = shape.config;
-        const int ranks = shape.mesh.size(Axis::data);
-        const int64_t busiest = (config.micro_batches_per_step() + ranks - 1) / ranks,
-                      tokens = int64_t{config.batch.micro_batch} * config.sequence_length() /
-                               config.parallel.context;
-        const double micro_batch = (static_cast<double>(tokens) + fixed_tokens_) * token_ *
-                                   cost[static_cast<size_t>(shape.recompute)];
-        const double compute = static_cast<double>(busiest) * micro_batch;
-        const double idle = idle_micro_batches(config.parallel.schedule, config.parallel.pipeline,
-                                               config.parallel.stages_per_rank);
-        const bool in_every_one = sharding_of(shape, 0).reduces_each();
-        return compute + idle * micro_batch + exposed(shape, in_every_one ? compute : micro_batch) +
-               offloaded(shape, offloaded_state, compute, busiest);
-    }
-
-  private:
-    /// What exchanges add, if they run beside so much time of computing.
-    double exposed(const RunShape& shape, double beside) const {
-        if (speeds_.link == 0) return 0;
-        constexpr double not_free = 0.15;  // multiprocessors and bandwidth that exchanges take
-        const double all = static_cast<double>(state_bytes(shape)) / speeds_.link,
-                     hidden = std::min(all, hides_ * beside);
-        return all - hidden + not_free * hidden;
-    }
-
-    /// What offloading adds to so much time of computing so many micro-batches.
-    double offloaded(const RunShape& shape, int64_t state, double compute,
-                     int64_t micro_batches) const {
-        if (speeds_.host == 0 || speeds_.flops == 0) return 0;
-        double time = static_cast<double>(state) / speeds_.host;
-        if (shape.offload().activations) {
-            const Config& config = shape.config;
-            const double tokens = double(config.batch.micro_batch) * config.sequence_length() /
-                                  (config.parallel.context * config.parallel.tensor),
-                         bytes = tokens * shape.spec.n_embd * double(size_of(shape.dtype)) *
-                                 shape.spec.n_layer / shape.mesh.size(Axis::pipeline);
-            const double moved = 2 * bytes * static_cast<double>(micro_batches) / speeds_.host;
-            time += moved - std::min(moved, 0.8 * compute);
-        }
-        return time;
-    }
-
-    Speeds speeds_;
-    double token_ = 1, fixed_tokens_, hides_;
-    int parts_ = 1;  // of the model
-};
 
 /// The differences between two configurations, as command-line options.
 std::string settings_of(const Config& from, const Config& to) {
@@ -314,7 +249,12 @@ std::string change_that_fits(const RunShape& shape, const Device& device,
         return RunShape(changed, shape.spec, shape.dtype, shape.recompute, on);
     };
     const auto try_with = [&](Config changed, int on) -> std::string {
-        const Fit fit = fit_into(available, on_ranks(changed, on), device);
+        Fit fit;
+        try {
+            fit = fit_into(available, on_ranks(changed, on), device);
+        } catch (const Error&) {  // such as more micro-batches than exact sums can add up
+            return "";
+        }
         if (!fit.memory.fits(available)) return "";
         if (config.batch.micro_batch > 0) changed.batch.micro_batch = fit.micro_batch;
         if (!config.memory.recompute.is_auto()) changed.memory.recompute = fit.recompute;
@@ -365,12 +305,14 @@ std::string change_that_fits(const RunShape& shape, const Device& device,
         if (tensor_problem(shared_sizes(shape.spec), split.parallel.tensor) ||
             !can_feed(split, largest / times / (ranks / data)))
             continue;
+        std::vector<Config> ways;  // that fit on the most ranks
         for (const std::optional<int> zero : stages) {
             split.parallel.zero = zero;
-            if (try_with(split, largest).empty()) continue;
-            for (int on = data % times == 0 ? ranks : ranks * times; on <= largest; on *= 2)
-                if (const std::string found = try_with(split, on); !found.empty()) return found;
+            if (!try_with(split, largest).empty()) ways.push_back(split);
         }
+        for (int on = data % times == 0 ? ranks : ranks * times; on <= largest; on *= 2)
+            for (const Config& way : ways)
+                if (const std::string found = try_with(way, on); !found.empty()) return found;
     }
     const int64_t tokens = config.least_tokens_per_step();
     int shortest = config.sequence_length();
@@ -389,6 +331,7 @@ std::string change_that_fits(const RunShape& shape, const Device& device,
 
     open.parallel.zero = 3;
     open.batch.micro_batch = 1;
+    if (!contributions_problem(open).empty()) open.parallel.sums = GradientSums::fp32;
     const Arena plan = plan_memory(on_ranks(open, most).with_recompute(Recompute::block), device);
     return concat("with a micro-batch of one sequence and parallel.zero=3, each of ", most,
                   most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),

@@ -9,6 +9,7 @@
 #include "training/config/layout.h"
 #include "training/files/kept_choices.h"
 #include "training/plan/memory_plan.h"
+#include "training/plan/step_time.h"
 
 namespace train_gpt {
 
@@ -20,13 +21,6 @@ DeviceAndHost memory_for_a_rank(const Device& device, const MeshLayout& mesh, in
 /// axis of the mesh after the first one (replicas and shards are two), since NCCL may choose an
 /// algorithm that it has not connected (parallel/first_collectives.h).
 uint64_t memory_of_a_gpu(uint64_t free, const MeshLayout& mesh);
-
-/// What the time of a step depends on, beside the run's shape.
-struct Speeds {
-    double flops = 0;  // per second, of products of large matrices
-    double link = 0;   // bytes per second that a rank sends along the data axis
-    double host = 0;   // bytes per second between a GPU and its host, in each direction
-};
 
 /// Whether the speed of the link decides: parallel.zero is "auto", and several ranks share the
 /// state.
@@ -51,32 +45,22 @@ struct Fit {
     int64_t offloaded = 0;      // bytes of state and activations in the host's memory, of a rank
 };
 
-/// batch.micro_batch, memory.recompute and parallel.zero as given. If they are 0 and "auto",
-/// they are chosen for speed among the micro-batches that divide a step and feed all ranks, and
-/// among the stages 1 to 3, so that they fit into `available` memory: the busiest rank must finish
-/// earliest. The estimate of its time:
+/// batch.micro_batch, memory.recompute and parallel.zero as given. If they are 0 and "auto", they
+/// are chosen for speed among the micro-batches that divide a step and feed all ranks, and among
+/// the stages 1 to 3, so that they fit into `available` memory: the busiest rank must finish
+/// earliest, by StepTime's estimate.
 ///
-///   micro-batch of n tokens   the time of n + 64 tokens (n + 1,024 on a GPU), × 1.04 if
-///                             element-wise results are recomputed, × 1.33 if blocks are;
-///                             beside a rank's micro-batches of a step also its idle time in a
-///                             pipeline (idle_micro_batches)
-///   token                     its FLOPs / (0.5 · speeds.flops)
-///   weights and gradients     the bytes that state_bytes() counts / speeds.link, on a GPU without
-///                             85 % of what is hidden. As much is hidden as 80 % of a micro-batch,
-///                             or with stages 2 and 3, which send in every one, of the step
-///   offloaded state           its bytes / speeds.host
-///   offloaded activations     their bytes twice / speeds.host, without what is hidden: 80 % of the
-///                             step
+/// The estimate counts weights and gradients only where the stage is "auto". Without speeds the
+/// first stage that fits is chosen. A chosen micro-batch has at most 4,096 tokens (65,536 on a
+/// GPU), beyond which nothing is gained, or one sequence where that is longer.
 ///
-/// Weights and gradients are taken only where the stage is "auto"; without speeds, the first stage
-/// that fits is chosen. If memory.offload is "auto", each of nothing, activations, the optimizer,
-/// and both has the choices that it would have if it were given. Of those that fit, a GPU takes the
-/// one with the least time, where the optimizer and activations count as 5 % each; without speeds,
-/// the first one. A chosen micro-batch has
-/// at most 4,096 tokens (65,536 on a GPU), beyond which nothing is gained, or one sequence where
-/// that is longer. If nothing fits: the choice that needs the
-/// least memory, of those that the host has memory for. Throws Error where a
-/// step cannot feed all ranks; the message says what can.
+/// If memory.offload is "auto", four ways are compared: nothing, activations, the optimizer, both.
+/// Each way has the choices that it would have if it were given. A GPU takes the fastest of those
+/// that fit, where the optimizer and activations count as 5 % each. Without speeds it takes the
+/// first one that fits.
+///
+/// If nothing fits: the choice that needs the least memory, of those that the host has memory for.
+/// Throws Error where a step cannot feed all ranks; the message says what can.
 Fit fit_into(const DeviceAndHost& available, const RunShape& shape, const Device& device,
              const Speeds& speeds = {});
 
@@ -94,9 +78,9 @@ Choices choose_by_memory(const Choices& kept, const DeviceAndHost& available, co
 /// The shape with these choices.
 RunShape with_choices(const RunShape& shape, const Fit& fit);
 
-/// Whether a run with this shape, in which all else is decided, writes checkpoints in the background:
-/// as checkpoint.async says. If it is "auto", the copy of the state must fit: on a CPU beside all
-/// else, on a GPU into half of the host's memory.
+/// Whether a run with this shape, in which all else is decided, writes checkpoints in the
+/// background: as checkpoint.async says. If it is "auto", the copy of the state must fit: on a CPU
+/// beside all else, on a GPU into half of the host's memory.
 bool saves_in_background(const RunShape& shape, const Device& device,
                          const DeviceAndHost& available);
 

@@ -28,8 +28,8 @@ struct PlanReport {
 };
 
 /// Shape, parameters, FLOPs, batch, and memory by purpose for every recompute level, for `world`
-/// ranks. Throws Error if a step cannot feed so many ranks, or if precision.fp8 asks for what the GPU
-/// does not have.
+/// ranks. Throws Error if a step cannot feed so many ranks, or if precision.fp8 asks for what the
+/// GPU does not have.
 PlanReport plan_report(const Config& config, const PlanTarget& target, int world);
 
 /// The picture of a pipeline's schedule with the micro-batch and recomputation that plan_report()

@@ -153,8 +153,8 @@ class Search {
         return "";
     }
 
-    /// work: of this mesh, schedule and stage of ZeRO with another micro-batch; made if it is empty.
-    /// Returns whether it may fit.
+    /// work: of this mesh, schedule and stage of ZeRO with another micro-batch; made if it is
+    /// empty. Returns whether it may fit.
     bool add(const Config& config, Recompute level, std::optional<StepWork>& work) {
         RunShape shape(config, shape_.spec, shape_.dtype, level, shape_.mesh.world());
         shape.whole = shape_.whole;

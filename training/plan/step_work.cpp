@@ -66,7 +66,7 @@ class WorkBuilder {
         for (const int rank : mesh.first_ranks(Axis::pipeline))
             work.ranks.push_back(rank_work(*whole, rank));
         time_passes(work);
-        work.gathers_each = sharding_of(shape_, 0).zero >= 3;
+        work.gathers_each = sharding_of(shape_, 0).gathers_each();
         work.beside_exchanges = is_free(Axis::data) ? 0 : beside_exchanges();
         const double doublings = std::log2(std::max(1.0, mesh.world() / 8.0));
         work.factor = 1 + e_.doubling * doublings;
@@ -327,19 +327,20 @@ class WorkBuilder {
         to.backward_weights += work.backward_weights;
     }
 
-    Group group_of(SumOver over, const Sharding& s) const {
+    /// The distance between ranks of a group that adds gradients.
+    int stride_of(SumOver over) const {
         const MeshLayout& mesh = shape_.mesh;
         const int tensor = mesh.size(Axis::tensor),
                   shards = mesh.size({Axis::shard, Axis::context});
         switch (over) {
             case SumOver::tensor:
-                return {tensor, 1};
+                return 1;
             case SumOver::shards:
-                return {s.size, tensor};
+                return tensor;
             case SumOver::replicas:
-                return {s.replicas, tensor * shards};
+                return tensor * shards;
             default:
-                return {2, mesh.world() / mesh.size(Axis::pipeline)};
+                return mesh.world() / mesh.size(Axis::pipeline);
         }
     }
 
@@ -354,21 +355,21 @@ class WorkBuilder {
             for (size_t b = 0; b < buckets.size(); ++b)
                 unit_of(b).gather += collective(static_cast<double>(buckets[b].range.n) *
                                                     static_cast<double>(size_of(shape_.dtype)),
-                                                group_of(SumOver::shards, s), Axis::data);
+                                                {s.size, stride_of(SumOver::shards)}, Axis::data);
         for (const GradientSum& sum : gradient_sums(buffers.layout(), buffers.parameters(), s)) {
             const Axis axis = sum.over == SumOver::tensor ? Axis::tensor
                               : sum.over == SumOver::ends ? Axis::pipeline
                                                           : Axis::data;
             const double seconds =
                 collective(static_cast<double>(sum.bytes_moved()) * e_.gradient_bytes / 4,
-                           group_of(sum.over, s), axis);
+                           {static_cast<int>(sum.ranks), stride_of(sum.over)}, axis);
             UnitWork& unit = unit_of(sum.first_bucket);
             (sum.every_micro_batch ? unit.reduce_each : unit.reduce_once) += seconds;
         }
     }
 
-    /// What follows the last gradient: sums, the optimizer's passes, and state in the host's memory,
-    /// which comes and goes at the same time.
+    /// What follows the last gradient: sums, the optimizer's passes, and state in the host's
+    /// memory, which comes and goes at the same time.
     void add_end(RankWork& work, const ParameterBuffers& buffers, int rank) const {
         const UpdateBytes bytes = update_bytes(buffers, shape_);
         work.optimizer = moved(bytes.moved);

@@ -68,7 +68,8 @@ class RecordedRun {
     const MetricsTable& evaluations() const { return evaluations_; }
     /// The lines of history.jsonl that belong to this run; empty for runs of older versions.
     const std::vector<Json>& history() const { return history_; }
-    /// The lines of supervise.jsonl, also of earlier runs in the folder; empty without a supervisor.
+    /// The lines of supervise.jsonl, also of earlier runs in the folder; empty without a
+    /// supervisor.
     const std::vector<Json>& supervised() const { return supervised_; }
     /// The lines of routers.jsonl.
     const std::vector<RouterSnapshot>& routers() const { return routers_; }

@@ -89,8 +89,8 @@ StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
     const auto targets = static_cast<double>(schedule.tokens_of(number - 1));
     const double flops = size_.flops * (targets / static_cast<double>(size_.targets));
     // The measured peak may be too low if something disturbed the measurement: a rate that a step
-    // reaches is certainly possible, unless the host saw the step's end late and the next one's soon
-    // after it.
+    // reaches is certainly possible, unless the host saw the step's end late and the next one's
+    // soon after it.
     const double reached = flops / mean.seconds / size_.ranks;
     if (size_.datasheet_flops == 0 || reached < size_.datasheet_flops)
         peak_flops_ = std::max(peak_flops_, reached);
