@@ -7,8 +7,8 @@ namespace train_gpt {
 /// What the backward pass computes again, so that the forward pass need not keep it.
 enum class Recompute {
     none,
-    elementwise,  // the outputs of the layer norms and of GELU
-    block         // everything but the input of each block
+    elementwise,  // outputs of norms and activation functions, and rotated queries and keys
+    block         // everything but the input of each block and the routes of its experts
 };
 
 constexpr const char* name_of(Recompute level) {

@@ -119,7 +119,7 @@ def mesh():
     rows = [("blue", "tensor", "each has a part of every matrix; activations, several times a "
              "layer; neighbouring ranks, on one node"),
             ("purple", "context", "each has two chunks of every sequence; keys and values, in each "
-             "layer's attention"),
+             "layer's attention, from 0 to 2, from 1 to 3, …"),
             ("green", "data", "each has other samples; gradients and weights, in buckets, beside "
              "computing (ZeRO splits what is kept)"),
             ("orange", "pipeline", "each has other layers; activations and their gradients, once "
