@@ -127,8 +127,8 @@ FLAGS := -std=c++20 $(OPTIMISE) -fopenmp -ffp-contract=fast -Wall -Wextra $(if $
 FLAGS += $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=vptr)
 ifneq ($(filter 12 12.%,$(shell $(CXX) -dumpversion 2> /dev/null)),)
 # GCC 12 warns wrongly of overlapping copies in std::string (GCC bug 105651) and, with sanitizers, of unset values in <regex> (105562)
-# and of copies beyond the end of a moved std::string.
-FLAGS += -Wno-restrict $(if $(SANITIZE),-Wno-maybe-uninitialized -Wno-array-bounds)
+# and of copies and reads beyond the end of a moved std::string.
+FLAGS += -Wno-restrict $(if $(SANITIZE),-Wno-maybe-uninitialized -Wno-array-bounds -Wno-stringop-overread)
 endif
 # Headers that nearly every file includes; they are precompiled (below).
 STANDARD := algorithm array atomic cmath cstdint cstdio cstring filesystem functional map memory mutex optional set span \
