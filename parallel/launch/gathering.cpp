@@ -253,16 +253,25 @@ class Gathering {
                           " ranks, and rank 0 (host ", options_.host, ") as one of ", place_.size,
                           "; give all ranks the same number");
         const Member& member = members_[static_cast<size_t>(newcomer.rank)];
-        if (member.is_here && member.introduction.process != newcomer.process)
+        // It may not have read yet that it is admitted.
+        if (member.channel && member.introduction.process != newcomer.process)
             return concat("rank ", newcomer.rank, " was started twice: on host ",
                           member.introduction.host, " and on host ", newcomer.host,
                           "; give each rank a number of its own");
         return "";
     }
 
+    /// Whether a rank is admitted that has not said yet that it knows.
+    bool has_unconfirmed() const {
+        return std::ranges::any_of(
+            members_, [](const Member& member) { return member.channel && !member.is_here; });
+    }
+
     /// Ends the meeting on all ranks that are here, and on those that come within `patience`.
     [[noreturn]] void fail(const std::string& text, Duration patience = {}) {
         failure_ = text;
+        // A channel that is closed with an unread byte is reset, and may lose what was sent last.
+        for (const Time end = Clock::now() + 1s; Clock::now() < end && has_unconfirmed();) turn();
         const std::string message = net::pack({text, std::to_string(stop_code_)});
         for (Member& member : members_)
             if (member.channel) {

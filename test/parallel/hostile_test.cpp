@@ -242,9 +242,9 @@ TEST_CASE("a rank's name in clear is that of its place, or rank 0 does not know 
 
 namespace {
 
-/// A connection to rank 0 that proves to be rank `proved`, and says that it is rank `rank` of
-/// `size`.
-Channel introduce(int proved, int rank, int size, int port) {
+/// A connection to rank 0 that proves to be rank `proved`, and says that it is process `process` of
+/// rank `rank` of `size`.
+Channel introduce(int proved, int rank, int size, int port, const std::string& process = "") {
     Socket socket;
     for (const auto end = net::Clock::now() + 30s; !socket && net::Clock::now() < end;)
         socket = net::connect_to("127.0.0.1", std::to_string(port), net::Clock::now() + 1s);
@@ -256,8 +256,24 @@ Channel introduce(int proved, int rank, int size, int port) {
     introduction.rank = rank;
     introduction.size = size;
     introduction.program = "1";
+    introduction.process = process;
     net::send_all(channel, rendezvous::with_length(introduction.packed()), net::Clock::now() + 1s);
     return channel;
+}
+
+/// The next message of rank 0.
+std::string message_of(Channel& channel) {
+    std::string length(8, '\0');
+    REQUIRE(net::read_all(channel, length, net::Clock::now() + 20s));
+    REQUIRE(net::decode(length) < 1 << 20);
+    std::string message(net::decode(length), '\0');
+    REQUIRE(net::read_all(channel, message, net::Clock::now() + 20s));
+    return message;
+}
+
+void confirm(Channel& channel) {
+    REQUIRE(
+        net::send_all(channel, std::string(1, rendezvous::is_here_now), net::Clock::now() + 1s));
 }
 
 }  // namespace
@@ -267,13 +283,40 @@ TEST_CASE("a rank that stopped waiting to be admitted may come again", "[launch]
     const int port = free_port();
     auto first = std::async(std::launch::async,
                             [&] { return meet_all({place_of(0, 2, {port})}, {secret}); });
-    Channel before = introduce(1, 1, 2, port);
-    std::string verdict(9, '\0');
-    REQUIRE(net::read_all(before, verdict, net::Clock::now() + 20s));
-    CHECK(verdict.back() == rendezvous::admitted);
-    if (random_int(0, 1) == 0) before = Channel();
-    CHECK(meet_all({place_of(1, 2, {port})}, {secret}).errors[0].empty());
+    const std::string process = net::random_text(16);
+    Channel before = introduce(1, 1, 2, port, process);
+    REQUIRE(message_of(before) == std::string(1, rendezvous::admitted));
+    SECTION("its first connection has ended") {
+        before = Channel();
+        CHECK(meet_all({place_of(1, 2, {port})}, {secret}).errors[0].empty());
+    }
+    SECTION("its first connection has not ended") {
+        Channel again = introduce(1, 1, 2, port, process);
+        REQUIRE(message_of(again) == std::string(1, rendezvous::admitted));
+        confirm(again);
+        CHECK(net::unpack(message_of(again)).value().size() == 1 + 3 * 2);
+    }
     CHECK(first.get().errors[0].empty());
+}
+
+TEST_CASE("two processes of one rank that come at once are named, and both are told",
+          "[launch][hostile]") {
+    if (skip_without_tls()) return;
+    const int port = free_port();
+    auto first = std::async(std::launch::async,
+                            [&] { return meet_all({place_of(0, 3, {port})}, {secret}); });
+    Channel one = introduce(1, 1, 3, port, net::random_text(16));
+    REQUIRE(message_of(one) == std::string(1, rendezvous::admitted));
+    // The first has not said yet that it knows.
+    Channel two = introduce(1, 1, 3, port, net::random_text(16));
+    const std::string verdict = message_of(two);
+    CHECK(verdict.front() == rendezvous::refused);
+    CHECK(contains(verdict, "rank 1 was started twice: on host "));
+    confirm(one);
+    const auto told = net::unpack(message_of(one));
+    REQUIRE(told.value().size() == 2);
+    CHECK(told->front() == verdict.substr(1));
+    CHECK(first.get().errors[0] == verdict.substr(1));
 }
 
 TEST_CASE("a rank that says another number than it has proved is not taken", "[launch][hostile]") {
