@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -156,13 +157,15 @@ TEST_CASE("the gap of two runs' losses is a mean over thirds of their common ste
     write_metrics(a, of_a);
     write_metrics(b, of_b);
     // Each step belongs to the third that its place among the common steps says.
-    double sums[3] = {}, last = 0;
-    int64_t counts[3] = {}, sixth = 0;
+    double sums[3] = {}, halves[2] = {};
+    int64_t counts[3] = {}, sixths[2] = {};
     for (int64_t i = 0; i < n; ++i) {
         int third = 0;
         while (i >= (third + 1) * n / 3) ++third;
         sums[third] += gaps[static_cast<size_t>(i)], ++counts[third];
-        if (i >= n - n / 6) last += gaps[static_cast<size_t>(i)], ++sixth;
+        if (third < 2) continue;
+        const int half = i >= n - n / 6 ? 1 : 0;
+        halves[half] += gaps[static_cast<size_t>(i)], ++sixths[half];
     }
     LossGap found = loss_gap(a, b);
     INFO(n << " common steps");
@@ -174,7 +177,9 @@ TEST_CASE("the gap of two runs' losses is a mean over thirds of their common ste
     for (int third = 0; third < 3; ++third)
         CHECK(std::abs(found.thirds[third] - sums[third] / static_cast<double>(counts[third])) <=
               bound);
-    CHECK(std::abs(found.last_sixth - last / static_cast<double>(sixth)) <= bound);
+    for (int half = 0; half < 2; ++half)
+        CHECK(std::abs(found.halves[half] - halves[half] / static_cast<double>(sixths[half])) <=
+              bound);
     CHECK(!found.validation);
 
     // The last step that both have evaluated counts, and so does a gap below zero.
@@ -190,8 +195,61 @@ TEST_CASE("the gap of two runs' losses is a mean over thirds of their common ste
     CHECK(found.validation->step == 2);
     CHECK(found.validation->b - found.validation->a == 1 - 4);
     CHECK(found.at_the_end() == 3);
-    CHECK(report_on_gap(a, b, 3).within);
+    CHECK(report_on_gap(a, b, 3).within == !found.grows());
     CHECK(!report_on_gap(a, b, std::nextafter(3.0, 0)).within);
+}
+
+TEST_CASE("a gap grows if its last sixth exceeds the one before by twice the standard error",
+          "[compare_runs]") {
+    const TemporaryDirectory directory;
+    const std::string a = directory / "a", b = directory / "b";
+    const auto n = static_cast<size_t>(random_int(48, 400));
+    const size_t middle = n - n / 6;
+    const double side = random_int(0, 1) == 0 ? 1 : -1;  // b above or below a
+    // Gaps far from zero, whose neighbours are alike.
+    std::vector<double> losses, gaps;
+    for (double drift = 0; gaps.size() < n;) {
+        drift = 0.8 * drift + random_normal(1)[0] / 64;
+        losses.push_back(3 + random_normal(1)[0] / 8);
+        gaps.push_back(side * (1 + drift));
+    }
+    // A variance is half the mean square of the differences of two values.
+    const auto mean = [&](size_t first, size_t end) {
+        return std::accumulate(gaps.begin() + static_cast<std::ptrdiff_t>(first),
+                               gaps.begin() + static_cast<std::ptrdiff_t>(end), 0.0) /
+               static_cast<double>(end - first);
+    };
+    double variance = 0;
+    for (const auto& [first, end] : {std::pair{2 * n / 3, middle}, {middle, n}})
+        for (size_t i = 0; i < 8; ++i)
+            for (size_t j = 0; j < 8; ++j) {
+                const size_t size = end - first;
+                const double difference = mean(first + i * size / 8, first + (i + 1) * size / 8) -
+                                          mean(first + j * size / 8, first + (j + 1) * size / 8);
+                variance += difference * difference / (2 * 8 * 7);
+            }
+    const double noise = std::sqrt(variance / 8);
+    const double growth = std::abs(mean(middle, n)) - std::abs(mean(2 * n / 3, middle));
+    INFO(n << " steps, a standard error of " << noise);
+    for (const double times : {1.99, 2.01}) {  // a shift of a whole half leaves the noise as it is
+        std::vector<Step> of_a, of_b;
+        for (size_t i = 0; i < n; ++i) {
+            const auto step = static_cast<int64_t>(i + 1);
+            const double shift = i < middle ? 0 : side * (times * noise - growth);
+            of_a.push_back({step, losses[i], 1});
+            of_b.push_back({step, losses[i] + gaps[i] + shift, 1});
+        }
+        write_metrics(a, of_a);
+        write_metrics(b, of_b);
+        const LossGap found = loss_gap(a, b);
+        REQUIRE(found.noise);
+        CHECK(std::abs(*found.noise - noise) <= 1e-9 * noise);
+        CHECK(found.grows() == (times > 2));
+        const ComparisonReport report = report_on_gap(a, b, 10);
+        CHECK(report.within == (times < 2));
+        CHECK(contains(report.text, times > 2 ? "different: the gap grows in the last third"
+                                              : "within 10, and the gap does not grow"));
+    }
 }
 
 TEST_CASE("a gap needs six losses in common", "[compare_runs]") {
@@ -202,5 +260,7 @@ TEST_CASE("a gap needs six losses in common", "[compare_runs]") {
     CHECK(contains(error_of([&] { (void)loss_gap(a, b); }),
                    "these runs have 5 steps with a loss in common"));
     write_metrics(a, {{1, 1, 1}, {2, 1, 1}, {3, 1, 1}, {4, 1, 1}, {5, 1, 1}, {6, 1, 1}});
-    CHECK(report_on_gap(a, b, 0).within);
+    const ComparisonReport report = report_on_gap(a, b, 0);
+    CHECK(report.within);
+    CHECK(contains(report.text, "too few steps to say whether the gap grows"));
 }

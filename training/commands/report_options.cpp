@@ -37,7 +37,7 @@ void add_report_command(CLI::App& app, CommandLine& line) {
         ->add_option("--gap", line.report.gap,
                      "Write no page; compare what two runs learned: the mean gap of their losses. "
                      "Exits with 1 if it is more, in nats, in the last third, in the last sixth or "
-                     "in the last validation loss")
+                     "in the last validation loss, or if it grows in the last third")
         ->check(from_to(0, 1e9))
         ->type_name("NATS");
     CLI::Option* live = report->add_flag(

@@ -167,7 +167,11 @@ ComparisonReport report_on_comparison(const fs::path& a, const fs::path& b, doub
 
 double LossGap::at_the_end() const {
     const double of_validation = validation ? validation->b - validation->a : 0;
-    return std::max({std::abs(thirds[2]), std::abs(last_sixth), std::abs(of_validation)});
+    return std::max({std::abs(thirds[2]), std::abs(halves[1]), std::abs(of_validation)});
+}
+
+bool LossGap::grows() const {
+    return noise && std::abs(halves[1]) - std::abs(halves[0]) > 2 * *noise;
 }
 
 LossGap loss_gap(const fs::path& a, const fs::path& b) {
@@ -187,10 +191,26 @@ LossGap loss_gap(const fs::path& a, const fs::path& b) {
     LossGap gap{.first_step = pairs.front().step,
                 .last_step = pairs.back().step,
                 .steps = static_cast<int64_t>(n),
-                .last_sixth = mean(n - n / 6, n),
+                .noise = {},
                 .validation = {}};
     for (size_t third = 0; third < 3; ++third)
         gap.thirds[third] = mean(third * n / 3, (third + 1) * n / 3);
+    constexpr size_t runs = 8;  // of steps, in each half
+    double variance = 0;        // of a run's mean, in both halves together
+    const size_t borders[] = {2 * n / 3, n - n / 6, n};
+    for (size_t half = 0; half < 2; ++half) {
+        const size_t first = borders[half], size = borders[half + 1] - first;
+        gap.halves[half] = mean(first, first + size);
+        if (size < runs) continue;
+        double means[runs], sum = 0, squares = 0;
+        for (size_t i = 0; i < runs; ++i) {
+            means[i] = mean(first + i * size / runs, first + (i + 1) * size / runs);
+            sum += means[i];
+        }
+        for (const double of_run : means) squares += std::pow(of_run - sum / runs, 2);
+        variance += squares / (runs - 1);
+    }
+    if (n >= 6 * runs) gap.noise = std::sqrt(variance / runs);
     const auto evaluated = finite_pairs(run_a.evaluations(), run_b.evaluations(), "val_loss");
     if (!evaluated.empty()) gap.validation = evaluated.back();
     return gap;
@@ -200,22 +220,29 @@ ComparisonReport report_on_gap(const fs::path& a, const fs::path& b, double most
     const LossGap gap = loss_gap(a, b);
     std::string text = concat("common steps    ", gap.steps, ", from ", gap.first_step, " to ",
                               gap.last_step, "\n");
-    text += formatted(
-        "mean gap        %+.4f, %+.4f, %+.4f nats in the thirds of these steps, "
-        "%+.4f in the last sixth\n",
-        gap.thirds[0], gap.thirds[1], gap.thirds[2], gap.last_sixth);
+    text += formatted("mean gap        %+.4f, %+.4f, %+.4f nats in the thirds of these steps\n",
+                      gap.thirds[0], gap.thirds[1], gap.thirds[2]);
+    text +=
+        formatted("last third      %+.4f and %+.4f in its halves: ", gap.halves[0], gap.halves[1]);
+    text += gap.noise ? formatted("%+.4f, with a standard error of %.4f\n",
+                                  gap.halves[1] - gap.halves[0], *gap.noise)
+                      : "too few steps to say whether the gap grows\n";
     if (gap.validation)
         text += formatted("validation      %.4f and %.4f at step %lld: a gap of %+.4f\n",
                           gap.validation->a, gap.validation->b,
                           static_cast<long long>(gap.validation->step),
                           gap.validation->b - gap.validation->a);
-    const bool within = gap.at_the_end() <= most;
-    text += within ? concat("verdict         the last third and the end are within ",
-                            formatted("%g", most))
-                   : concat("verdict         different: by ", formatted("%.4f", gap.at_the_end()),
-                            " in the last third or at the end, and the gap may be ",
-                            formatted("%g", most));
-    return {std::move(text), within};
+    const bool is_small = gap.at_the_end() <= most;
+    if (!is_small)
+        text +=
+            concat("verdict         different: by ", formatted("%.4f", gap.at_the_end()),
+                   " in the last third or at the end, and the gap may be ", formatted("%g", most));
+    else if (gap.grows())
+        text += "verdict         different: the gap grows in the last third";
+    else
+        text += concat("verdict         the last third and the end are within ",
+                       formatted("%g", most), gap.noise ? ", and the gap does not grow" : "");
+    return {std::move(text), is_small && !gap.grows()};
 }
 
 }  // namespace train_gpt

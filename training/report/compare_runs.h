@@ -70,17 +70,26 @@ ComparisonReport report_on_comparison(const std::filesystem::path& a,
 struct LossGap {
     int64_t first_step = 0, last_step = 0, steps = 0;  // with a finite loss in both
     double thirds[3] = {};                             // of these steps
-    double last_sixth = 0;
+    double halves[2] = {};                             // of the last third
+    /// The standard error of halves[1] − halves[0]. The gaps of steps near each other hang together,
+    /// so it is of the means of eight runs of steps in each half:
+    /// √((variance in the first half + variance in the second half) / 8). Nothing: fewer than 48
+    /// steps.
+    std::optional<double> noise;
     /// The last validation loss at a step that both have evaluated.
     std::optional<RunComparison::Pair> validation;
 
     /// The largest gap, up or down, of the last third, its second half and the validation loss.
     double at_the_end() const;
+    /// Whether the gap grows in the last third: up or down, it is larger in the second half than in
+    /// the first by more than twice `noise`.
+    bool grows() const;
 };
 /// Throws Error for a folder that is not a run's, and if fewer than six losses can be compared.
 LossGap loss_gap(const std::filesystem::path& a, const std::filesystem::path& b);
 
-/// What `train_gpt report A B --gap` says, and whether at_the_end() is at most `most`.
+/// What `train_gpt report A B --gap` says, and whether at_the_end() is at most `most` and the gap
+/// does not grow.
 ComparisonReport report_on_gap(const std::filesystem::path& a, const std::filesystem::path& b,
                                double most);
 
