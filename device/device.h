@@ -19,9 +19,12 @@ struct Device {
     Kind kind = Kind::cpu;
     int index = 0;
     // Of a GPU that is not here, and for which memory is only counted: 80 for sm_80. 0: it is here.
+    // A build without CUDA kernels counts with a CPU in its place.
     int planned_architecture = 0;
 
     bool is_cuda() const { return kind == Kind::cuda; }
+    /// Whether its memory is apart from the host's.
+    bool has_own_memory() const { return is_cuda() || planned_architecture > 0; }
     bool operator==(const Device&) const = default;
 };
 

@@ -67,7 +67,7 @@ class Arena {
 
     explicit Arena(Device device) : device_(device) {}
     Region& region_of(Purpose purpose) {
-        return device_.is_cuda() && is_on_host(purpose) ? pinned_ : device_memory_;
+        return device_.has_own_memory() && is_on_host(purpose) ? pinned_ : device_memory_;
     }
 
     Device device_;

@@ -9,6 +9,8 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/plan/memory_plan.h"
+#include "training/plan/plan.h"
 #include "training/plan/prediction.h"
 #include "training/plan/search.h"
 #include "training/plan/simulated_trace.h"
@@ -578,14 +580,49 @@ TEST_CASE("a search leaves out no way that fits, whatever the optimizer keeps", 
             }
 }
 
+TEST_CASE("a plan for a cluster's GPU keeps the offload that is given, in any build", "[plan]") {
+    const Cluster cluster = find_cluster("rtx4090");
+    Config config = small_config();
+    config.precision.dtype = DType::bf16;
+    const auto counted = [&](const Offload& given) {
+        const RunShape shape =
+            choose_for(shape_on(config, cluster, 1).with_offload(given), cluster);
+        CHECK(shape.offload() == given);
+        return plan_memory(shape, target_of(cluster).device);
+    };
+    const auto parameters =
+        static_cast<double>(whole_registry(shape_on(config, cluster, 1))->numel());
+    const double inputs =
+        8.0 * 2 * 1024 * 1024 * 2;  // layers · sequences · tokens · channels, bf16
+    const Arena none = counted({});
+    CHECK(none.bytes(Purpose::offloaded) == 0);
+    for (const Offload& given : {Offload{.optimizer = true}, {.activations = true}, {true, true}}) {
+        const Arena plan = counted(given);
+        const double expected =
+            (given.optimizer ? 12 * parameters : 0) + (given.activations ? inputs : 0);
+        CAPTURE(given.optimizer, given.activations);
+        CHECK(static_cast<double>(plan.bytes(Purpose::offloaded)) ==
+              Approx(expected).epsilon(0.01));
+        CHECK(plan.host_bytes() >= plan.bytes(Purpose::offloaded));
+        CHECK(plan.total_bytes() < none.total_bytes());
+        Config with = config;
+        with.memory.offload = words_of(given);
+        const std::string text = plan_report(with, target_of(cluster), 1).text;
+        CHECK(contains(
+            text, given.optimizer ? "memory.offload = optimizer" : "memory.offload = activations"));
+        CHECK(
+            contains(text, format_bytes(plan.bytes(Purpose::offloaded)) + " of the host's memory"));
+    }
+    // A processor has no other memory.
+    const Cluster cpu = find_cluster("cpu-8-cores");
+    const RunShape on_cpu =
+        choose_for(shape_on(config, cpu, 1).with_offload({.optimizer = true}), cpu);
+    CHECK(on_cpu.offload() == Offload{});
+}
+
 TEST_CASE("a search offloads where nothing fits otherwise", "[plan][search]") {
     const Config config = deep_config();
     Cluster cluster = find_cluster("h100-dgx");
-    if (!target_of(cluster).device.is_cuda()) {
-        cluster.memory = memory_with(least_needed(config, cluster, {}) / 2);
-        CHECK(contains(problem_of(search(config, cluster, 1)), "without memory.offload"));
-        return;
-    }
     const auto least = [&](const Offload& offload) {
         return least_needed(config, cluster, offload);
     };

@@ -151,8 +151,8 @@ Fit fit_into(const DeviceAndHost& available, const RunShape& given, const Device
         stages = {*shape.config.parallel.zero};
     else if (!sharding_of(shape, 0).is_split())
         stages = {1};  // the others would do the same
-    std::vector<Offload> offloads = {device.is_cuda() ? shape.offload() : Offload{}};
-    const bool chooses_offload = device.is_cuda() && !offload_of(shape.config);
+    std::vector<Offload> offloads = {device.has_own_memory() ? shape.offload() : Offload{}};
+    const bool chooses_offload = device.has_own_memory() && !offload_of(shape.config);
     if (chooses_offload) offloads = {{}, {.activations = true}, {.optimizer = true}, {true, true}};
     const bool weighs_offload = chooses_offload && speeds.host > 0 && speeds.flops > 0;
     Speeds deciding = speeds;

@@ -70,7 +70,8 @@ Arena allocate(const Arena& plan) {
 }
 
 std::string label_of(Purpose purpose, const Device& device) {
-    return concat(name_of(purpose), is_on_host(purpose) && device.is_cuda() ? " (host)" : "");
+    return concat(name_of(purpose),
+                  is_on_host(purpose) && device.has_own_memory() ? " (host)" : "");
 }
 
 std::string memory_table(const Arena& plan) {

@@ -17,7 +17,7 @@ PlanTarget target_of(const Cluster& cluster) {
 #ifdef TRAIN_GPT_CUDA
     if (cluster.is_cuda()) return gpu_elsewhere(cluster.gpu, memory);
 #endif
-    PlanTarget target(Device{});
+    PlanTarget target(Device{.planned_architecture = cluster.is_cuda() ? cluster.architecture : 0});
     target.gpu = cluster.is_cuda()        ? cluster.gpu
                  : cluster.name == "this" ? "machine"
                                           : cluster.name;
@@ -48,12 +48,7 @@ RunShape shape_on(const Config& given, const Cluster& cluster, int world) {
     const bool has_bf16 = cluster.flops_bf16 >= cluster.flops_fp32 && cluster.flops_bf16 > 0;
     const std::optional<DType> wanted = given.precision.dtype;
     const DType dtype = wanted.value_or(has_bf16 ? DType::bf16 : DType::fp32);
-    Config config = given;
-#ifndef TRAIN_GPT_CUDA
-    // A GPU's copy for checkpoints is in the host's memory, which this build does not tell apart.
-    if (cluster.is_cuda()) config.checkpoint.async = false;
-#endif
-    return {config, spec_of(config, vocab_size_of(config)), dtype, Recompute::none, world};
+    return {given, spec_of(given, vocab_size_of(given)), dtype, Recompute::none, world};
 }
 
 RunShape choose_for(const RunShape& shape, const Cluster& cluster) {

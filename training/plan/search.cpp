@@ -356,8 +356,7 @@ void add(SearchResult& to, SearchResult from, size_t most) {
 SearchResult search(const Config& config, const Cluster& cluster, int world, size_t most) {
     SearchResult result = Search(config, cluster, world, {}).run(most);
     if (!result.best.empty() || !lacks_memory(result)) return result;
-    result.offloads = target_of(cluster).device.is_cuda();
-    result.cannot_offload = cluster.is_cuda() && !result.offloads;
+    result.offloads = cluster.is_cuda();
     if (result.offloads)
         for (const Offload& offload :
              {Offload{.optimizer = true}, Offload{.activations = true}, Offload{true, true}})
@@ -387,12 +386,7 @@ std::string problem_of(const SearchResult& result) {
             return concat(none,
                           ", but the configuration as it is given does; plan it without "
                           "--search");
-        return concat(none,
-                      result.offloads ? ", not with memory.offload either"
-                      : result.cannot_offload
-                          ? " without memory.offload, whose memory a build without CUDA kernels "
-                            "does not count"
-                          : "",
+        return concat(none, result.offloads ? ", not with memory.offload either" : "",
                       "; use more ranks, or GPUs with more memory");
     }
     const auto most =

@@ -23,8 +23,7 @@ struct SearchResult {
     std::vector<std::pair<std::string, int>> refused;
     int simulated = 0, counted = 0;
     uint64_t memory_available = 0;
-    // Where nothing fits without offloading: whether it was tried, or this build cannot count it
-    bool offloads = false, cannot_offload = false;
+    bool offloads = false;    // where nothing fits without offloading: whether it was tried
     bool given_fits = false;  // where none was found: as the configuration is given, the run fits
 };
 
@@ -39,8 +38,7 @@ struct SearchResult {
 ///   recompute   none, elementwise, block
 ///   offload     none; on GPUs, if nothing fits, all that memory.offload has
 ///
-/// All that can be are simulated; then memory is counted from the fastest on until enough fit. A
-/// build without CUDA kernels does not offload, since it does not tell the host's memory apart.
+/// All that can be are simulated; then memory is counted from the fastest on until enough fit.
 SearchResult search(const Config& config, const Cluster& cluster, int world, size_t most = 10);
 
 std::string to_text(const SearchResult& result, const Cluster& cluster);
