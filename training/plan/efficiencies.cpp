@@ -165,16 +165,20 @@ Efficiencies efficiencies_of(Software software, const Cluster& cluster, bool fp8
 
 int fp8_pays_from(const Cluster& cluster) {
     if (cluster.flops_fp8 == 0) return 0;
-    const auto of_a_row = [&](int C, bool fp8) {
+    constexpr double tokens = 8192;
+    const auto of_a_layer = [&](double C, bool fp8) {
         const Efficiencies e = efficiencies_of(Software::own, cluster, fp8);
         const double peak = fp8 ? cluster.flops_fp8 : cluster.flops_bf16,
-                     product = 2.0 * C * C / (peak * e.products) * e.software *
-                               (1 + e.half_size / (4.0 * std::min(C, 8192)));
-        const double rounding = 3.0 * C * e.quantisation / (e.memory * cluster.memory_bandwidth);
-        return product + (fp8 ? rounding : 0);
+                     products =
+                         3 * 2 * tokens * C * C / (peak * e.products) * e.software *
+                         (1 + e.half_size / (4 * std::min(C, 8192.0)) + e.half_rows / tokens);
+        constexpr double x_and_dy = 3 + 3 + 4, w = 4;  // bytes of an element
+        const double casts =
+            (x_and_dy * tokens * C + w * C * C) / (e.memory * cluster.memory_bandwidth);
+        return products + (fp8 ? casts : 0);
     };
     for (int C = 64; C <= 65536; C += 64)
-        if (of_a_row(C, true) < of_a_row(C, false)) return C;
+        if (of_a_layer(C, true) < of_a_layer(C, false)) return C;
     return 0;
 }
 

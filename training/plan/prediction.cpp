@@ -110,7 +110,7 @@ double error_band(const Cluster& cluster, bool is_checked) {
 std::string fp8_note(const std::string& gpu, int from, int width) {
     if (from == 0) return concat("fp8 does not pay on ", gpu);
     return concat("fp8 pays from a width of ", from,
-                  ": from there on a product of many rows gains more than rounding its input takes",
+                  ": from there on products gain more than rounding their operands takes",
                   width < from ? concat("; not for this model, whose width is ", width) : "");
 }
 
