@@ -272,6 +272,15 @@ std::optional<GemmPlans::Algorithm> GemmPlans::fastest_of(
     return candidates[best];
 }
 
+std::optional<GemmPlans::Algorithm> GemmPlans::first_that_runs(
+    Stream& stream, const Gemm& args, Plan& plan, const std::vector<Algorithm>& candidates) {
+    for (const Algorithm& candidate : candidates) {
+        plan.algorithm = candidate;
+        if (launch(stream, args, plan) == CUBLAS_STATUS_SUCCESS) return candidate;
+    }
+    return {};
+}
+
 GemmPlans::Use GemmPlans::faster_of(Stream& stream, const Gemm& args, Plan plan,
                                     const SeparateWork& separate) {
     const auto product = [&] { require(launch(stream, args, plan), "timing a product"); };
@@ -315,9 +324,12 @@ GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args, const Pro
     if (found.empty()) return plan;
     if (args.batch > 1) set_count(plan, args.count);
     const bool timed = stream.settings.autotune && !args.accumulate;
-    // Without timing, an algorithm that does not run is an error of run().
-    const std::optional<Algorithm> chosen =
-        timed && found.size() > 1 ? fastest_of(stream, args, plan, found) : found.front();
+    // In other dtypes and sums, an algorithm that does not run is an error of run().
+    std::optional<Algorithm> chosen = found.front();
+    if (timed && found.size() > 1)
+        chosen = fastest_of(stream, args, plan, found);
+    else if (problem.fp8 != Fp8Operands::none && !args.accumulate)
+        chosen = first_that_runs(stream, args, plan, found);
     if (!chosen) return plan;
     plan.use = Use::product;
     plan.algorithm = *chosen;

@@ -78,7 +78,8 @@ inline size_t gemm_workspace_bytes(int64_t m, int64_t n) {
 bool gemm(Stream& stream, const Gemm& args);
 
 /// Whether cuBLASLt can do the product without its epilogue. It may time algorithms, as gemm()
-/// does.
+/// does. For a product in fp8 that does not accumulate, an algorithm has run then: what the
+/// library offers may still be refused when it is launched.
 bool can_multiply(Stream& stream, const Gemm& args);
 
 /// Submits work that gives the same as a product with an epilogue.
@@ -171,6 +172,9 @@ class GemmPlans {
     /// Nothing if none of them runs.
     static std::optional<Algorithm> fastest_of(Stream& stream, const Gemm& args, Plan plan,
                                                const std::vector<Algorithm>& candidates);
+    /// The first that is not refused when it is launched; nothing if all are.
+    static std::optional<Algorithm> first_that_runs(Stream& stream, const Gemm& args, Plan& plan,
+                                                    const std::vector<Algorithm>& candidates);
     static Use faster_of(Stream& stream, const Gemm& args, Plan plan, const SeparateWork& separate);
 
     cublasLtHandle_t handle_ = nullptr;
