@@ -15,6 +15,7 @@
 #include "test/text.h"
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
+#include "training/config/micro_batches.h"
 #include "training/plan/fit.h"
 #include "training/plan/traffic.h"
 #include "training/trainer.h"
@@ -494,6 +495,12 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
             if (!tensor_problem(shared_sizes(spec), tensor))
                 for (const int zero : {1, 2, 3})
                     least = std::min(least, bytes(zero, tensor * sequences, T, tensor));
+        // A state in fewer bytes is tried on the ranks that are there.
+        for (const StateDType dtype : {StateDType::bf16, StateDType::int8}) {
+            config.optimizer.state_dtype = dtype;
+            least = std::min(least, bytes(*config.parallel.zero, 1, T));
+        }
+        config.optimizer.state_dtype = StateDType::fp32;
         const auto advice = [&](uint64_t available) {
             return change_that_fits({config, spec, DType::fp32, Recompute::none, 1}, Device{},
                                     {available});
@@ -502,6 +509,129 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
         CHECK(contains(advice(least), "it fits"));
         CHECK(contains(advice(least - 1), "take a smaller model"));
     }
+}
+
+namespace {
+
+/// So large that ZeRO-3 holds less than ZeRO-2 does; micro-batches of one of 16 sequences.
+Config deep_config() {
+    Config config = random_config();
+    config.memory.recompute = "block";
+    config.model.n_layer = 24;
+    config.model.n_head = 4;
+    config.model.n_embd = 128;
+    config.parallel.bucket_mb = 0.05;
+    config.model.n_ctx = config.batch.sequence_length = 64;
+    config.batch.micro_batch = 1;
+    config.batch.tokens_per_step = int64_t{64} * 16;
+    config.parallel.sums = GradientSums::fp32;
+    return config;
+}
+
+RunShape shape_of(const Config& config, int ranks) {
+    return {config, spec_of(config, config.model.vocab_size), DType::fp32, Recompute::block, ranks};
+}
+
+uint64_t bytes_of(const Config& config, int ranks) {
+    return plan_memory(shape_of(config, ranks), Device{}).total_bytes();
+}
+
+/// The configuration with the settings of an advice.
+Config advised(const Config& config, const std::string& advice) {
+    std::istringstream words(advice);
+    std::vector<std::string> settings;
+    for (std::string word, before; words >> word; before = word)
+        if (before == "--set") settings.push_back(word);
+    return parse_config(to_json(config), "advised", settings);
+}
+
+uint64_t between(uint64_t first, uint64_t end) {
+    return static_cast<uint64_t>(
+        random_int(static_cast<int64_t>(first), static_cast<int64_t>(end) - 1));
+}
+
+}  // namespace
+
+TEST_CASE("later stages of ZeRO are advised before fewer bytes of state and more ranks", "[plan]") {
+    Config config = deep_config();
+    constexpr int ranks = 4;
+    std::vector<uint64_t> bytes;
+    for (const int zero : {1, 2, 3}) {
+        config.parallel.zero = zero;
+        bytes.push_back(bytes_of(config, ranks));
+    }
+    REQUIRE(bytes[2] < bytes[0]);
+    config.parallel.zero = 1;
+    const uint64_t available = between(bytes[2], bytes[0]);
+    const std::string advice = change_that_fits(shape_of(config, ranks), Device{}, {available});
+    CAPTURE(advice, available, bytes[0], bytes[1], bytes[2]);
+    CHECK(contains(advice, "it fits --set"));  // on these ranks
+    CHECK(contains(advice, concat("parallel.zero=", bytes[1] <= available ? 2 : 3)));
+    CHECK(!contains(advice, "state_dtype"));
+    CHECK(bytes_of(advised(config, advice), ranks) <= available);
+}
+
+TEST_CASE("a state in fewer bytes is advised where nothing else fits, before more ranks",
+          "[plan]") {
+    for (const OptimizerName name : {OptimizerName::adamw, OptimizerName::muon}) {
+        Config config = deep_config();
+        config.optimizer.name = name;
+        const auto bytes = [&](StateDType dtype) {
+            Config with = config;
+            with.optimizer.state_dtype = dtype;
+            return bytes_of(with, 1);
+        };
+        const auto advice = [&](uint64_t available) {
+            return change_that_fits(shape_of(config, 1), Device{}, {available});
+        };
+        const uint64_t fp32 = bytes(StateDType::fp32), bf16 = bytes(StateDType::bf16);
+        REQUIRE(bf16 < fp32);
+        CAPTURE(name == OptimizerName::muon, fp32, bf16);
+        CHECK(!contains(advice(fp32), "state_dtype"));
+        const std::string halved = advice(between(bf16, fp32));
+        CAPTURE(halved);
+        CHECK(contains(halved, "it fits --set"));  // on one rank
+        CHECK(contains(halved, "optimizer.state_dtype=bf16"));
+        if (name == OptimizerName::muon) {  // which has no int8
+            CHECK(!contains(advice(bf16 - 1), "state_dtype"));
+            continue;
+        }
+        const uint64_t int8 = bytes(StateDType::int8), available = between(int8, bf16);
+        REQUIRE(int8 < bf16);
+        const std::string found = advice(available);
+        CAPTURE(int8, available, found);
+        CHECK(contains(found, "it fits --set"));
+        CHECK(contains(found, "optimizer.state_dtype=int8"));
+        CHECK(bytes_of(advised(config, found), 1) <= available);
+        CHECK(!contains(advice(int8 - 1), "state_dtype"));
+    }
+}
+
+TEST_CASE("a change that cannot run is no advice", "[plan]") {
+    // 4,096 sequences of which a micro-batch that is chosen has one, twice as many as exact sums
+    // add up
+    Config config = random_config();
+    config.model.n_ctx = config.batch.sequence_length = 4096;
+    config.batch.tokens_per_step = int64_t{4096} * 4096;
+    config.batch.micro_batch = 2;
+    config.memory.recompute = "none";
+    config.parallel.sums = GradientSums::exact;
+    const uint64_t with_two = bytes_of(config, 1);
+    Config one = config;
+    one.batch.micro_batch = 1;
+    one.parallel.sums = GradientSums::fp32;
+    const uint64_t with_one = bytes_of(one, 1);
+    REQUIRE(with_one < with_two);
+    one.parallel.sums = GradientSums::exact, one.batch.micro_batch = 0;
+    CHECK_THROWS_AS(possible_micro_batches(one, Device{}, 1), Error);
+
+    const uint64_t available = between(with_one, with_two);
+    const std::string advice = change_that_fits(shape_of(config, 1), Device{}, {available});
+    CAPTURE(advice, available);
+    CHECK(contains(advice, "it fits"));
+    CHECK(contains(advice, "parallel.sums=fp32"));
+    const Config changed = advised(config, advice);
+    CHECK(bytes_of(changed, 1) <= available);
 }
 
 TEST_CASE("a plan has the traffic along each axis of its mesh, and memory falls as more is split",

@@ -113,13 +113,16 @@ std::vector<int> possible_micro_batches(const Config& config, const Device& devi
     const int given = config.batch.micro_batch;
     const int64_t sequences = config.least_tokens_per_step() / config.sequence_length();
     std::vector<int> possible = feeding_micro_batches(config, most_tokens(device), ranks);
+    std::string too_many;
     if (config.parallel.sums == GradientSums::exact && given == 0)
         std::erase_if(possible, [&](int B) {
             Config with = config;
             with.batch.micro_batch = B;
-            return !contributions_problem(with).empty();
+            too_many = contributions_problem(with);
+            return !too_many.empty();
         });
     if (!possible.empty()) return possible;
+    if (!too_many.empty()) throw Error(too_many);
     const int64_t B = std::max(given, 1);
     if (sequences / B < ranks) throw too_few_micro_batches(config, ranks);
     if (sequences / B % step_multiple(config, ranks) != 0)

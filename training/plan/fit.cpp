@@ -290,18 +290,38 @@ std::string change_that_fits(const RunShape& shape, const Device& device,
     if (config.parallel.sums == GradientSums::exact)
         if (const std::string found = try_with(in_fp32, ranks); !found.empty()) return found;
 
+    std::vector<std::optional<int>> stages;
+    for (int zero = std::max(1, config.parallel.zero.value_or(3)); zero <= 3; ++zero)
+        stages.emplace_back(config.parallel.zero ? std::optional(zero) : std::nullopt);
+    const int data = shape.mesh.size(Axis::data);
+    const auto try_here = [&](Config changed) -> std::string {
+        for (const std::optional<int> zero : stages) {
+            if (data > 1) changed.parallel.zero = zero;
+            if (const std::string found = try_with(changed, ranks); !found.empty()) return found;
+            if (data == 1) break;  // there is nothing to split
+        }
+        return "";
+    };
+    if (const std::string found = try_here(open); !found.empty()) return found;
+    // What is above keeps an update's numbers; a state in fewer bytes rounds them.
+    for (const StateDType dtype : {StateDType::bf16, StateDType::int8}) {
+        Config rounded = open;
+        rounded.optimizer.state_dtype = dtype;
+        const bool is_less = dtype > StateDType{config.optimizer.state_dtype};
+        if (!is_less || (dtype == StateDType::int8 && config.optimizer.name == OptimizerName::muon))
+            continue;
+        if (const std::string found = try_here(rounded); !found.empty()) return found;
+    }
+
     // The most ranks or the shortest sequences need the least memory: where those do not fit,
     // nothing in between does.
     const int64_t sequences = config.least_tokens_per_step() / config.sequence_length();
     int most = ranks;
     while (2 * int64_t{most} <= std::min(sequences, most_ranks)) most *= 2;
-    std::vector<std::optional<int>> stages;
-    for (int zero = std::max(1, config.parallel.zero.value_or(3)); zero <= 3; ++zero)
-        stages.emplace_back(config.parallel.zero ? std::optional(zero) : std::nullopt);
     for (const int times : {1, 2, 4, 8}) {
         Config split = open;
         split.parallel.tensor *= times;
-        const int data = shape.mesh.size(Axis::data), largest = most * times;
+        const int largest = most * times;
         if (tensor_problem(shared_sizes(shape.spec), split.parallel.tensor) ||
             !can_feed(split, largest / times / (ranks / data)))
             continue;
