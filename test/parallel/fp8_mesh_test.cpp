@@ -115,13 +115,14 @@ TEST_CASE("ranks: fp8 meshes", "[.ranks]") {
     });
 }
 
-TEST_CASE("ranks that share products or sequences have one rank's scales, and nearly its losses",
-          "[fp8][mesh][training]") {
+TEST_CASE(
+    "ranks that share products or sequences have the same scales, one rank's but for rounding",
+    "[fp8][mesh][training]") {
     if (skip_without_mpirun()) return;
     check_case_on_ranks(4, "ranks: fp8 meshes");
 }
 
-TEST_CASE("a run in fp8 continues on other ranks with the same bytes, scales among them",
+TEST_CASE("a run in fp8 with int8 moments continues on other ranks with the same bytes",
           "[fp8][mesh][training]") {
     const Job job(6, {{"parallel.sums", "exact"},
                       {"kernels.gemm", "own"},
@@ -132,6 +133,7 @@ TEST_CASE("a run in fp8 continues on other ranks with the same bytes, scales amo
                       {"batch.micro_batch", "1"},
                       {"batch.tokens_per_step", "96"},
                       {"checkpoint.every", "7"},
+                      {"optimizer.state_dtype", "int8"},
                       {"precision.fp8", "delayed"},
                       {"precision.fp8_skip", "[\"0\", \"1.down\"]"},
                       {"precision.dtype", random_dtype().name}});

@@ -4,6 +4,7 @@
 
 #include "test/parallel/mesh_job.h"
 #include "training/files/checkpoint.h"
+#include "training/files/fp8_file.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;
@@ -40,6 +41,13 @@ constexpr Move few_moves[] = {
     {trains("llama", 4).tensor(2).zero(1).state("int8"),
      trains("llama", 4).data(2).zero(3).state("int8")},
     {trains("gpt2", 4).data(3).zero(2).state("int8"), trains("gpt2", 4).tensor(4).state("int8")},
+    {trains("llama", 4).bf16().data(2).zero(2).offload(), trains("llama", 4).bf16().tensor(2)},
+    {trains("gpt2", 4).bf16().zero(1).pipeline(2),
+     trains("gpt2", 4).bf16().data(3).zero(3).offload()},
+    {trains("llama", 4).tensor(2).data(2).zero(3).fp8("delayed"),
+     trains("llama", 4).zero(1).pipeline(2).fp8("delayed")},
+    {trains("qwen3", 4).bf16().data(3).zero(1).fp8("delayed").state("int8").offload(),
+     trains("qwen3", 4).bf16().tensor(2).data(2).zero(2).fp8("delayed").state("int8")},
 };
 constexpr Move more_moves[] = {
     {trains("gpt2", 6).data(4).zero(3).shard_ranks(1),
@@ -101,7 +109,9 @@ void check_moves(const World& world, std::span<const Move> moves) {
     const auto config_on = [&](const Move& move, const MeshCase& c, uint64_t of_move) {
         const bool from = move.from.tensor * move.from.context >= move.to.tensor * move.to.context;
         Config config = config_of(from ? move.from : move.to, of_move, "cpu");
-        config.parallel = config_of(c, of_move, "cpu").parallel;
+        const Config own = config_of(c, of_move, "cpu");
+        config.parallel = own.parallel;
+        config.memory.offload = own.memory.offload;
         return config;
     };
     const auto on_mesh = [&](const Move& move, const MeshCase& c, uint64_t of_move, auto&& work) {
@@ -113,7 +123,13 @@ void check_moves(const World& world, std::span<const Move> moves) {
         world.barrier();
     };
     const auto save = [](MeshRun& run, const std::filesystem::path& to) {
-        save_checkpoint(to, {2, run.config(), run.spec(), run.trainer().parameters}, run.mesh());
+        save_checkpoint(to,
+                        {.step = 2,
+                         .config = run.config(),
+                         .spec = run.spec(),
+                         .parameters = run.trainer().parameters,
+                         .fp8 = run.trainer().fp8.history()},
+                        run.mesh());
     };
     for (size_t i = 0; i < moves.size(); ++i) {
         const Move& move = moves[i];
@@ -130,6 +146,7 @@ void check_moves(const World& world, std::span<const Move> moves) {
         });
         on_mesh(move, move.to, seed + i, [&](MeshRun& run) {
             load_training_state(find_checkpoint(from), run.trainer().parameters);
+            CHECK(read_fp8(find_checkpoint(from), run.trainer().fp8).empty());
             run.trainer().parameters.weights.gather_all(run.trainer().stream);
             save(run, to);
         });
@@ -143,6 +160,12 @@ void check_moves(const World& world, std::span<const Move> moves) {
                 different.push_back(name);
         CHECK(different == std::vector<std::string>{});
         CHECK(a.size() == b.size());
+        if (std::string(move.from.fp8) != "delayed") continue;
+        const auto magnitudes = [](const std::filesystem::path& of) {
+            return read(of / step_folder(2) / "fp8.safetensors");
+        };
+        CHECK(!magnitudes(from).empty());
+        CHECK((magnitudes(from) == magnitudes(to)));
     }
 }
 
@@ -158,7 +181,7 @@ TEST_CASE("ranks: more moves", "[.ranks]") {
     check_moves(World::join(), more_moves);
 }
 
-TEST_CASE("a checkpoint of one mesh has the same masters, moments and weights on another",
+TEST_CASE("a checkpoint of one mesh has the same masters, moments, weights and scales on another",
           "[mesh][training]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory folder;

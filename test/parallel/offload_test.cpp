@@ -625,8 +625,10 @@ TEST_CASE("state and inputs of blocks move beside the work on a GPU, and arrive 
         }
 }
 
-TEST_CASE("a GPU trains to the same bits whatever it offloads, in an adverse order of streams",
-          "[offload][training][cuda]") {
+TEST_CASE(
+    "a GPU trains to the same bits whatever it offloads and where it resumes, in an adverse "
+    "order of streams",
+    "[offload][training][cuda]") {
     if (skip_without_gpus(2)) return;
     const std::vector<Settings> models{{},
                                        {{"optimizer.name", "muon"}},
@@ -648,8 +650,13 @@ TEST_CASE("a GPU trains to the same bits whatever it offloads, in an adverse ord
     const int ranks = static_cast<int>(random_int(1, 2));
     CAPTURE(ranks, job.config().parallel.zero.value(), job.config().model.family,
             offload.begin()->second);
-    check_equal(job.train(ranks, "none", {{"memory.offload", "none"}}),
-                job.train(ranks, "offloaded", offload, {}, late), 5);
+    const Settings none{{"memory.offload", "none"}};
+    // What was offloaded is resumed without, or the other way round.
+    const bool offloads_first = random_int(0, 1) == 0;
+    CAPTURE(offloads_first);
+    job.train(ranks, "offloaded", offloads_first ? offload : none, {"--stop-at", "3"}, late);
+    check_equal(job.train(ranks, "none", none),
+                job.train(ranks, "offloaded", offloads_first ? none : offload, {}, late), 5);
 }
 
 #endif
