@@ -200,28 +200,27 @@ $(B)/bench_tokenizer: $(O)/test/bench_tokenizer.o $(OBJECTS)
 $(B)/compare: $(O)/test/compare.o $(COMPARE_OBJECTS) $(OBJECTS)
 $(B)/test: LIBRARIES := $(if $(filter 3,$(CATCH2)),-lCatch2) $(LIBRARIES)
 $(B)/train_gpt $(B)/test $(B)/bench $(B)/bench_tokenizer $(B)/compare: $(B)/flags
-	@echo "link $@"
-	@$(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) $(LIBRARIES) -o $@
+	$(call visibly,link $@,$(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) $(LIBRARIES) -o $@)
 
-# A file takes up to a minute. $(call compile,COMMAND) says every 10 s that its compiler still runs.
-define compile
+# A file takes up to a minute. $(call visibly,WHAT,COMMAND) says what is done, and every 10 s that it still lasts.
+define visibly
 	@mkdir -p $(@D)
-	@echo "compile $<"
-	@{ s=0; while sleep 10 > /dev/null 2>&1; do s=$$((s + 10)); echo "compile $<: $$s s"; done; } & trap "kill $$!" EXIT; $(1)
+	@echo "$(1)"
+	@{ s=0; while sleep 10 > /dev/null 2>&1; do s=$$((s + 10)); echo "$(1): $$s s"; done; } & trap "kill $$!" EXIT; $(2)
 endef
 
 $(O)/%.o: %.cpp $(B)/flags
-	$(call compile,$(COMPILE) -MMD -MP -c $< -o $@)
+	$(call visibly,compile $<,$(COMPILE) -MMD -MP -c $< -o $@)
 
 $(O)/%.cu.o: %.cu $(B)/flags
-	$(call compile,$(NVCC) $(NVCC_FLAGS) $(DEFINES) $(CPPFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@)
+	$(call visibly,compile $<,$(NVCC) $(NVCC_FLAGS) $(DEFINES) $(CPPFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@)
 
 HOST_CUDA_OBJECTS := $(HOST_CUDA_SOURCES:%=$(O)/%.o)
 $(HOST_CUDA_OBJECTS): $(O)/%.cu.o: %.cu $(B)/flags
-	$(call compile,$(COMPILE) -MMD -MP -x c++ -c $< -o $@)
+	$(call visibly,compile $<,$(COMPILE) -MMD -MP -x c++ -c $< -o $@)
 
 $(O)/train_gpt.o: train_gpt.cu $(B)/flags
-	$(call compile,$(COMPILE) -MMD -MP -x c++ -c $< -o $@)
+	$(call visibly,compile $<,$(COMPILE) -MMD -MP -x c++ -c $< -o $@)
 
 $(MATHEMATICS): private FLAGS += $(KERNEL_FLAGS)
 $(O)/tokenizer/%.o: private FLAGS += $(filter -O3,$(OPTIMISE:-O2=-O3))
@@ -238,16 +237,12 @@ ifneq ($(and $(filter 1,$(HAVE_CUDA)),$(NCCL)),)
 $(B)/test: | $(B)/observed/libnccl.so.2
 endif
 $(B)/observed/libnccl.so.2: test/parallel/observed_nccl.cpp $(B)/flags $(B)/nccl
-	@mkdir -p $(@D)
-	@echo "link $@"
-	@$(COMPILE) -O1 $(addprefix -isystem ,$(filter-out /usr/include,$(NCCL))) -fPIC -shared $< -o $@
+	$(call visibly,link $@,$(COMPILE) -O1 $(addprefix -isystem ,$(filter-out /usr/include,$(NCCL))) -fPIC -shared $< -o $@)
 # Tests load these libraries: one sends a signal before main(), one makes disks and clocks faulty.
 OF_TESTS := $(addprefix $(B)/observed/,early_signal.so faulty_machine.so)
 $(B)/test: | $(OF_TESTS)
 $(OF_TESTS): $(B)/observed/%.so: test/commands/%.cpp $(B)/flags
-	@mkdir -p $(@D)
-	@echo "link $@"
-	@$(COMPILE) -fPIC -shared $< -o $@
+	$(call visibly,link $@,$(COMPILE) -fPIC -shared $< -o $@)
 # The page of a report is written as HTML, CSS and JavaScript. Their texts are compiled into the program.
 PAGE_FILES := $(O)/training/report/page_files.h
 $(PAGE_FILES): $(addprefix training/report/page.,html css js)
@@ -291,8 +286,7 @@ $(PRECOMPILED)/%.h: $(B)/flags
 	@mkdir -p $(@D)
 	@printf '#include %s\n' $(foreach header,$(INCLUDES),'$(header)') > $@
 $(PRECOMPILED)/%.h.gch: $(PRECOMPILED)/%.h
-	@echo "compile headers: $*"
-	@$(COMPILE) -MMD -MP -MF $(PRECOMPILED)/$*.d -x c++-header -c $< -o $@
+	$(call visibly,compile headers: $*,$(COMPILE) -MMD -MP -MF $(PRECOMPILED)/$*.d -x c++-header -c $< -o $@)
 .SECONDARY: $(PRECOMPILED)/standard.h $(PRECOMPILED)/json.h $(PRECOMPILED)/catch.h
 
 # $(call precompile,OBJECTS,HEADER)

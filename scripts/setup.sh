@@ -22,6 +22,19 @@ done
 [ "${CI:-}" = true ] && unattended=1
 [ "$(id -u)" = 0 ] && unattended=1
 
+visibly() {  # visibly WHAT COMMAND…: says what is done, and every 10 s that it still lasts
+    local what=$1 begun=$SECONDS ticker status
+    shift
+    echo "$what"
+    while sleep 10 > /dev/null 2>&1 && kill -0 $$ 2> /dev/null; do echo "$what: $((SECONDS - begun)) s"; done &
+    ticker=$!
+    "$@"
+    status=$?
+    kill $ticker
+    wait $ticker 2> /dev/null
+    return $status
+}
+
 compiles() {  # compiles HEADER: whether the compiler finds it
     command -v "${CXX:-g++}" > /dev/null &&
         printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | ${CXX:-g++} -E -x c++ - > /dev/null 2>&1
@@ -45,11 +58,13 @@ fetch_cudnn_frontend() {
     printf '#include <cudnn_frontend_version.h>\n#if CUDNN_FRONTEND_VERSION < 11300\n#error\n#endif\n' |
         ${CXX:-g++} -I "$cuda_home/include" -E -x c++ - > /dev/null 2>&1 && return
 
-    echo "downloading cuDNN's frontend headers (nvidia-cudnn-frontend $frontend) into third_party/"
     work=$(mktemp -d)
     echo "nvidia-cudnn-frontend==$frontend --hash=sha256:$frontend_sha256" > "$work/wanted"
-    if python3 -m pip download --disable-pip-version-check --retries 1 --no-deps --only-binary=:all: --python-version 3.11 \
-        --platform manylinux_2_28_x86_64 --require-hashes -r "$work/wanted" -d "$work" > "$work/log" 2>&1 &&
+    download() {
+        python3 -m pip download --disable-pip-version-check --retries 1 --no-deps --only-binary=:all: --python-version 3.11 \
+            --platform manylinux_2_28_x86_64 --require-hashes -r "$work/wanted" -d "$work" > "$work/log" 2>&1
+    }
+    if visibly "downloading cuDNN's frontend headers (nvidia-cudnn-frontend $frontend) into third_party/" download &&
         python3 -m zipfile -e "$work"/*.whl "$work/unpacked" 2>> "$work/log"; then
         rm -rf "$folder"/cudnn-frontend-*
         mkdir -p "$folder/cudnn-frontend-$frontend"
@@ -136,13 +151,12 @@ trap 'rm -f "$log"' EXIT
 apt_get() {  # apt_get ARGUMENTS…: as root, quietly
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" > "$log" 2>&1
 }
-install_packages() { apt_get install -y --no-install-recommends "$@"; }
+install_packages() { visibly "installing ${chosen[*]}" apt_get install -y --no-install-recommends "${chosen[@]}"; }
 available() { apt-cache policy "$1" 2> /dev/null | grep -q 'Candidate: [^(]'; }
 
 # The lists of packages may be absent (a fresh container) or older than the archive.
 update() {
-    echo "reading the lists of packages (apt-get update)"
-    apt_get update || { tail -n 3 "$log" >&2; return 1; }
+    visibly "reading the lists of packages (apt-get update)" apt_get update || { tail -n 3 "$log" >&2; return 1; }
 }
 updated=0
 for package in "${needed[@]}" "${optional[@]}"; do
@@ -168,8 +182,7 @@ for package in "${optional[@]}"; do
 done
 [ ${#chosen[@]} -gt 0 ] || exit 0
 
-echo "installing ${chosen[*]}"
-if ! install_packages "${chosen[@]}" && ! { [ $updated = 0 ] && update && install_packages "${chosen[@]}"; }; then
+if ! install_packages && ! { [ $updated = 0 ] && update && install_packages; }; then
     tail -n 5 "$log" >&2
     echo "error: apt could not install ${chosen[*]}; fix the problem above and try again" >&2
     grep -q '^ID=ubuntu' /etc/os-release && echo "       (on Ubuntu they are in universe: sudo add-apt-repository universe)" >&2

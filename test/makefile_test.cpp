@@ -1,5 +1,5 @@
-// The Makefile: how it keeps what scripts/configure.sh found (here a stand-in for that script), and
-// what it installs.
+// The Makefile: how it keeps what scripts/configure.sh found (here a stand-in for that script), what
+// it and scripts/setup.sh say while something lasts, and what it installs.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -114,6 +114,46 @@ TEST_CASE("CUDA=auto builds for GPUs where one is seen, and keeps a build for th
     CHECK_FALSE(has_cuda("auto"));
     project.see_gpu(true);
     CHECK(has_cuda("auto"));
+}
+
+TEST_CASE("headers, links and packages that last say every 10 s that they do", "[makefile]") {
+    const Project project;
+    // Each of these programs ends when the file `out` says that it lasts, and 10 s pass quickly.
+    const std::string wait =
+        "wait_for() { for i in {1..1500}; do grep -q \"^$1: [0-9]* s$\" out && break; "
+        "/bin/sleep 0.02; done; }\n";
+    project.add("bin/sleep", "exec /bin/sleep 0.02");
+    project.add("bin/c++",
+                wait +
+                    "case \"$*\" in\n"
+                    "    *--version* | *-dump*) echo '14 Free Software Foundation'; exit ;;\n"
+                    "    *c++-header*) wait_for 'compile headers: standard' ;;\n"
+                    "    *' -c '*) ;;\n"
+                    "    *) wait_for 'link build/train_gpt' ;;\n"
+                    "esac\n"
+                    "touch \"${@: -1}\"\n");
+    project.add("bin/id", "echo 0");
+    project.add("bin/apt-cache", "echo '  Candidate: 1'");
+    project.add("bin/apt-get", wait + "wait_for 'installing catch2'");
+    for (const char* script : {"scripts/setup.sh", "scripts/find-cuda.sh"})
+        project.add(script, read(script));
+
+    const ProgramResult built = project.shell(
+        "mkdir base device; touch train_gpt.cu base/random.cpp device/instruction_set.cpp; "
+        "CXX=$PWD/bin/c++ $MAKE build/train_gpt > out 2>&1",
+        "0");
+    const std::string build_output = project.file("out");
+    CAPTURE(build_output);
+    CHECK(built.exit_code == 0);
+    CHECK(contains(build_output, "\ncompile headers: standard: 10 s\n"));
+    CHECK(contains(build_output, "\nlink build/train_gpt: 10 s\n"));
+
+    const ProgramResult installed =
+        project.shell("CXX=$PWD/bin/none GPUSIM= scripts/setup.sh test > out 2>&1");
+    const std::string setup_output = project.file("out");
+    CAPTURE(setup_output);
+    CHECK(installed.exit_code == 0);
+    CHECK(setup_output.starts_with("installing catch2\ninstalling catch2: "));
 }
 
 TEST_CASE("make install copies the scripts that the program names, and they work anywhere",
