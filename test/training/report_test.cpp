@@ -630,6 +630,18 @@ TEST_CASE("a report says what keeps runs from being compared", "[report]") {
     REQUIRE(models.size() == 2);
     CHECK(contains(models[0], "different models (model.n_layer: 4 and 6)"));
     CHECK(contains(models[1], "data.val"));
+    MadeRun::Options uncapped, capped, many = larger;
+    uncapped.config["model"]["attention_softcap"] = 0;
+    capped.config["model"]["attention_softcap"] = 50;
+    for (const char* key : {"n_embd", "n_head", "n_ctx", "vocab_size"})
+        many.config["model"][key] = random_int(65, 99);
+    const MadeRun d(directory / "d", uncapped), e(directory / "e", capped),
+        f(directory / "f", many);
+    CHECK(contains(notes_on_comparison(opened({d.path(), e.path()}))[0],
+                   "different models (model.attention_softcap: none (0) and 50)"));
+    const std::string of_many = notes_on_comparison(opened({a.path(), b.path(), f.path()}))[0];
+    CHECK(contains(of_many,
+                   "different models (model.n_ctx, model.n_embd, model.n_head and 2 more keys): "));
     const auto tokenizers = notes_on_comparison(opened({a.path(), c.path()}));
     REQUIRE(tokenizers.size() == 1);
     CHECK(contains(tokenizers[0], "different tokenizers"));
@@ -652,6 +664,7 @@ TEST_CASE("no special 0 and no auto is shown without what it stands for", "[repo
     CHECK(meaning_of_value("`auto`: `on`, if there is memory.", "auto") ==
           "on, if there is memory");
     CHECK(setting_text("schedule.max_minutes", 0) == "no limit (0)");
+    CHECK(setting_text("model.expert_capacity", 0.0) == "no limit (0.0)");
     CHECK(setting_text("optimizer.weight_decay", 0) == "0");  // a number like others
     CHECK(setting_text("no.such_key", "auto") == "chosen by the run (auto)");
     int explained = 0;

@@ -72,8 +72,7 @@ constexpr ConfigKey table[] = {
     {KEY(model.n_ff_expert), between(0, 4194304),
      "Width of an expert's hidden layer; 0: `model.n_ff`."},
     {KEY(model.n_ff_shared), between(0, 4194304),
-     "Width of the hidden layer of a shared expert, which all tokens pass besides; 0: there is "
-     "none; "
+     "Width of the hidden layer of a shared expert, which all tokens pass besides; 0: none; "
      "`auto`: the family's (`qwen2_moe`: `model.n_ff`)."},
     {KEY(model.shared_gate), one_of<std::optional<bool>>(),
      "Whether the shared expert's output is multiplied by σ(w·x) (`qwen2_moe`)."},
@@ -90,7 +89,7 @@ constexpr ConfigKey table[] = {
     {KEY(model.expert_capacity), between(0, 512),
      "In training an expert takes at most this · tokens · `model.n_expert_per_token` / "
      "`model.n_expert` tokens of a sequence, rounded up: the first ones. What exceeds it is "
-     "dropped. 0: nothing is."},
+     "dropped. 0: no limit."},
     {KEY(model.dense_layers), between(0, 4095),
      "Layers, counted from 0, that have an MLP of `model.n_ff` instead of experts: a list, or a "
      "number: the first so many."},

@@ -17,6 +17,7 @@
 #include "training/config/load_config.h"
 #include "training/config/resolved_config.h"
 #include "training/files/run_folder.h"
+#include "training/report/setting_text.h"
 #include "training/supervise/supervisor_log.h"
 #include "training/watch/router_log.h"
 #include "training/watch/run_history.h"
@@ -392,20 +393,35 @@ std::vector<std::string> RecordedRun::notes() const {
 
 namespace {
 
-/// The values of a key in all runs if they differ, as "4, 6 and 12"; else empty.
-std::string different_values(const std::vector<RecordedRun>& runs, const std::string& key) {
-    std::vector<std::string> values;
-    std::set<std::string> distinct;
-    for (const RecordedRun& run : runs) {
-        const Json value = run.setting(key);
-        values.push_back(value.is_string() ? value.get<std::string>() : to_text(value));
-        distinct.insert(values.back());
-    }
-    if (distinct.size() < 2) return "";
+/// The words as "4, 6 and 12".
+std::string listed(const std::vector<std::string>& words) {
     std::string text;
-    for (size_t i = 0; i < values.size(); ++i)
-        text += concat(i == 0 ? "" : i + 1 == values.size() ? " and " : ", ", values[i]);
+    for (size_t i = 0; i < words.size(); ++i)
+        text += concat(i == 0 ? "" : i + 1 == words.size() ? " and " : ", ", words[i]);
     return text;
+}
+
+/// The keys whose values differ: with the values where the text stays short, as "model.n_layer: 4
+/// and 6", else their names.
+std::string described_differences(const std::vector<RecordedRun>& runs,
+                                  const std::vector<std::string>& keys) {
+    constexpr size_t most_characters = 80, most_names = 3;
+    std::string text;
+    for (const std::string& key : keys) {
+        std::vector<std::string> values;
+        for (const RecordedRun& run : runs) {
+            const std::string value = setting_text(key, run.setting(key));
+            values.push_back(value.empty() ? "not recorded" : value);
+        }
+        text += concat(text.empty() ? "" : "; ", key, ": ", listed(values));
+    }
+    if (text.size() <= most_characters) return text;
+    std::vector<std::string> names = keys;
+    if (names.size() > most_names + 1) {
+        names.resize(most_names);
+        names.push_back(concat(keys.size() - most_names, " more keys"));
+    }
+    return listed(names);
 }
 
 }  // namespace
@@ -421,12 +437,15 @@ std::vector<std::string> notes_on_comparison(const std::vector<RecordedRun>& run
             tokenizers.insert(to_text(start->value("tokenizer", Json())));
         data.insert(to_text(run.setting("data.val")));
     }
-    std::string models;
-    for (const std::string& key : model_keys)
-        if (const std::string values = different_values(runs, key); !values.empty())
-            models += concat(models.empty() ? "" : "; ", key, ": ", values);
-    if (!models.empty())
-        notes.push_back("these runs train different models (" + models +
+    std::vector<std::string> different;
+    for (const std::string& key : model_keys) {
+        std::set<std::string> values;
+        for (const RecordedRun& run : runs) values.insert(to_text(run.setting(key)));
+        if (values.size() > 1) different.push_back(key);
+    }
+    if (!different.empty())
+        notes.push_back("these runs train different models (" +
+                        described_differences(runs, different) +
                         "): compare them at equal time or cost rather than at equal steps");
     if (tokenizers.size() > 1)
         notes.push_back(
