@@ -24,9 +24,9 @@ bool is_command(std::string_view text) {
     if (program.starts_with("scripts/")) return !first.empty() && first[0] != '(';
     if (program == "mpirun" || program == "torchrun") return first.starts_with('-');
     if (program.substr(program.rfind('/') + 1) != "train_gpt") return false;
-    constexpr std::array commands{"tokenize", "train",  "sweep",  "supervise", "plan",
-                                  "sample",   "eval",   "import", "export",    "selfcheck",
-                                  "verify",   "report", "replay", "config"};
+    constexpr std::array commands{"tokenize",  "train",  "sweep",  "supervise", "plan",
+                                  "sample",    "look",   "eval",   "import",    "export",
+                                  "selfcheck", "verify", "report", "replay",    "config"};
     return !second.empty() && std::ranges::find(commands, first) != commands.end();
 }
 

@@ -178,6 +178,15 @@ TEST_CASE("make install copies the scripts that the program names, and they work
     CHECK(names_in(share / "configs") == names_in("configs"));
     CHECK(names_in(share / "configs/clusters") == names_in("configs/clusters"));
 
+    for (const auto& [file, beginning] :
+         {std::pair{"man/man1/train_gpt.1", ".TH TRAIN_GPT 1 "},
+          {"bash-completion/completions/train_gpt", "# Completes train_gpt in bash"},
+          {"zsh/site-functions/_train_gpt", "#compdef train_gpt\n"},
+          {"fish/vendor_completions.d/train_gpt.fish", "# Completes train_gpt in fish"}}) {
+        INFO(file);
+        CHECK(read(share.parent_path() / file).starts_with(beginning));
+    }
+
     std::set<std::string> named;
     const std::string program = read(binary());
     const std::regex script(R"(scripts/[a-z]+\.(sh|py))");

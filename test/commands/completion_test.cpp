@@ -84,6 +84,12 @@ TEST_CASE("bash completes commands, options, keys, their words and presets", "[c
     CHECK(offers({"train", "gpt2-15"}) == "\ngpt2-1558m\n");
     CHECK(offers({"completion", "b"}) == "\nbash\n");
     CHECK(offers({"train", "c", "--out", "n"}) == "\n\n");  // names of files, which bash knows
+    CHECK(offers({"train", "--data", "gpt2-15"}) == "\n\n");
+    CHECK(offers({"sweep", "--seeds", "gpt2-15"}) == "\n\n");
+    CHECK(offers({"plan", "--cluster", "h100"}) == "\nh100-dgx\n");
+    CHECK(offers({"plan", "--gpu", "rtx50"}) == "\nrtx5090\n");
+    for (const std::string option : {"--help", "--man", "--version"})
+        CHECK(contains(offers({"--"}), "\n" + option + "\n"));
 
     const std::vector<KeyDescription> keys = describe_keys();
     const KeyDescription& key = keys[static_cast<size_t>(random_int(0, std::ssize(keys) - 1))];
@@ -116,6 +122,9 @@ TEST_CASE("scripts for zsh and fish name every command, option and key", "[cli]"
                                shell == "zsh" ? "'*" + option : " -l " + option.substr(2) + " "));
             }
         }
+        for (const std::string option : {"--help", "--man", "--version"})
+            CHECK(contains(
+                script, shell == "zsh" ? "        '" + option + ":" : " -l " + option.substr(2)));
         for (const KeyDescription& key : describe_keys())
             CHECK(contains(script, concat(" ", key.path, "=")));
         if (!is_installed(shell.c_str())) continue;
@@ -153,6 +162,12 @@ TEST_CASE("the manual page has every command, option and key, and roff has nothi
         CAPTURE(key.path);
         CHECK(contains(text, "\\fB" + key.path + "\\fR = "));
     }
+    for (const std::string option : {"--help", "--man", "--version"})
+        CHECK(contains(text, "\\fB" + option + "\\fR\n"));
+    CHECK(contains(text, ".B train_gpt supervise\n[\\fIoptions\\fR] -- train \\fICONFIG\\fR\n"));
+    CHECK(contains(text, "\nFile to write. Default: look.html\n"));
+    CHECK(contains(text, "\nEncoding threads; 0: all. Default: 0\n"));
+    CHECK_FALSE(contains(text, "--on-host"));  // for the program alone
     CHECK_FALSE(contains(page, "`"));
     if (!is_installed("groff")) return;
     const TemporaryDirectory directory;

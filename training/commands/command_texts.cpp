@@ -27,26 +27,36 @@ OptionText text_of(const CLI::Option& option) {
     if (text.names.empty() || option.get_expected_max() > 0) {
         text.value = type.substr(0, type.find(':'));
         text.words = words_of(type);
-        constexpr const char* files[] = {"TEXT",   "PATH",      "FILE",       "FILE…",
-                                         "DIR",    "CONFIG",    "RUN",        "GLOB|DIR",
-                                         "SOURCE", "NAME|FILE", "CHECKPOINT", "RUN|CHECKPOINT"};
-        text.is_file = text.words.empty() &&
+        constexpr const char* files[] = {
+            "TEXT", "PATH",     "FILE",   "FILE…",     "DIR",        "CONFIG",
+            "RUN",  "GLOB|DIR", "SOURCE", "NAME|FILE", "CHECKPOINT", "RUN|CHECKPOINT|MODEL|DATA"};
+        // The TEXT of an option is text, and that of an argument files of texts.
+        text.is_file = text.words.empty() && (text.value != "TEXT" || text.names.empty()) &&
                        std::find(std::begin(files), std::end(files), text.value) != std::end(files);
         text.takes_keys = text.value.starts_with("KEY");
     }
     text.meaning = option.get_description();
+    if (text.meaning.find("efault: ") == text.meaning.npos)
+        text.fallback = option.get_default_str();
     return text;
+}
+
+std::vector<OptionText> options_of(const CLI::App& app) {
+    std::vector<OptionText> options;
+    for (const CLI::Option* option : app.get_options())
+        if (!option->get_group().empty()) options.push_back(text_of(*option));  // not hidden
+    return options;
 }
 
 }  // namespace
 
+std::vector<OptionText> program_options(const CLI::App& app) { return options_of(app); }
+
 std::vector<CommandText> command_texts(const CLI::App& app) {
     std::vector<CommandText> commands;
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-        CommandText text{command->get_name(), command->get_description(), {}};
-        for (const CLI::Option* option : command->get_options())
-            text.options.push_back(text_of(*option));
-        commands.push_back(text);
+        commands.push_back({command->get_name(), command->get_description(), command->get_footer(),
+                            options_of(*command)});
     }
     return commands;
 }

@@ -20,17 +20,21 @@ struct OptionText {
     std::vector<std::string> names;  // "--out", "-h"; empty: an argument of the command
     std::string value;               // what follows the name, such as FILE; empty: nothing
     std::vector<std::string> words;  // the values, if there are only a few
-    std::string meaning;
-    bool is_file = false;     // whether values are paths
-    bool takes_keys = false;  // whether values are KEY=VALUE
+    std::string meaning, fallback;   // `fallback`: the default; empty: none, or `meaning` says it
+    bool is_file = false;            // whether values are paths
+    bool takes_keys = false;         // whether values are KEY=VALUE
 };
 struct CommandText {
     std::string name, meaning;
+    std::string more;  // what the help says after the options
     std::vector<OptionText> options;
 };
 
 /// The commands of the program, as CLI11 knows them.
 std::vector<CommandText> command_texts(const CLI::App& app);
+
+/// The options of the program itself, such as --version.
+std::vector<OptionText> program_options(const CLI::App& app);
 
 /// A script that completes commands, options, keys of the configuration and their words. shell:
 /// "bash", "zsh" or "fish".

@@ -5,6 +5,8 @@
 #include "training/commands/command_texts.h"
 #include "training/config/config_keys.h"
 #include "training/config/presets.h"
+#include "training/plan/cluster.h"
+#include "training/plan/datasheet.h"
 
 namespace train_gpt {
 
@@ -56,6 +58,12 @@ std::vector<std::string> words_of(const OptionText& option) {
     if (!option.words.empty()) return option.words;
     if (option.value == "CONFIG") return preset_names();
     if (option.value == "KEY") return key_names();
+    if (option.value == "GPU") return gpu_keys();
+    if (option.value == "NAME|FILE") {
+        std::vector<std::string> clusters = cluster_names();
+        clusters.push_back("this");
+        return clusters;
+    }
     return {};
 }
 
@@ -70,11 +78,14 @@ std::vector<std::string> argument_words(const CommandText& command) {
     return words;
 }
 
-std::string for_bash(const std::vector<CommandText>& commands) {
+std::string for_bash(const std::vector<CommandText>& commands,
+                     const std::vector<OptionText>& of_program) {
     std::string names, options, arguments, values, keys, words;
+    for (const OptionText& option : of_program)
+        names += (names.empty() ? "" : " ") + joined(option.names);
     for (const CommandText& command : commands) {
-        names += (names.empty() ? "" : " ") + command.name;
-        std::string own;
+        names += " " + command.name;
+        std::string own, others;
         for (const OptionText& option : command.options) {
             for (const std::string& name : option.names) {
                 own += (own.empty() ? "" : " ") + name;
@@ -84,8 +95,12 @@ std::string for_bash(const std::vector<CommandText>& commands) {
                 else if (!words_of(option).empty())
                     values += concat("        ", command.name, ":", name, ") words='",
                                      joined(words_of(option)), "' ;;\n");
+                else if (!option.value.empty())
+                    others += concat(others.empty() ? "" : " | ", command.name, ":", name);
             }
         }
+        // After these come names of files, which bash knows, or numbers and texts.
+        if (!others.empty()) values += concat("        ", others, ") ;;\n");
         options += concat("        ", command.name, ") words='", own, "' ;;\n");
         if (const auto own_words = argument_words(command); !own_words.empty())
             arguments += concat("        ", command.name, ") words='", joined(own_words), "' ;;\n");
@@ -100,7 +115,7 @@ _train_gpt() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} words= key= keys=
     local command=${COMP_WORDS[1]}
     if [ "$COMP_CWORD" = 1 ]; then
-        COMPREPLY=($(compgen -W '--help --version )",
+        COMPREPLY=($(compgen -W ')",
                   names, R"(' -- "$word"))
         return
     fi
@@ -136,7 +151,8 @@ complete -o bashdefault -o default -F _train_gpt train_gpt
 )");
 }
 
-std::string for_zsh(const std::vector<CommandText>& commands) {
+std::string for_zsh(const std::vector<CommandText>& commands,
+                    const std::vector<OptionText>& of_program) {
     // A description ends at a bracket, and a part of a specification at a colon.
     const auto described = [](const std::string& text) {
         std::string out;
@@ -144,7 +160,10 @@ std::string for_zsh(const std::vector<CommandText>& commands) {
             out += (c == '[' || c == ']' || c == ':' || c == '\\' ? "\\" : "") + std::string(1, c);
         return out;
     };
-    std::string names, cases;
+    std::string names, options, cases;
+    for (const OptionText& option : of_program)
+        for (const std::string& name : option.names)
+            options += "        " + in_posix_quotes(name + ":" + described(option.meaning)) + "\n";
     for (const CommandText& command : commands) {
         names +=
             "        " + in_posix_quotes(command.name + ":" + described(command.meaning)) + "\n";
@@ -153,9 +172,11 @@ std::string for_zsh(const std::vector<CommandText>& commands) {
             const std::vector<std::string> words = words_of(option);
             std::string action = option.takes_keys          ? "_train_gpt_settings"
                                  : option.value == "CONFIG" ? "_train_gpt_configs"
-                                 : !words.empty()           ? concat("(", joined(words), ")")
-                                 : option.is_file           ? "_files"
-                                                            : " ";
+                                 : option.is_file && !words.empty()
+                                     ? concat("{compadd ", joined(words), "; _files}")
+                                 : !words.empty() ? concat("(", joined(words), ")")
+                                 : option.is_file ? "_files"
+                                                  : " ";
             const std::string value = concat(":", described(option.value), ":", action);
             if (option.names.empty()) cases += " \\\n        " + in_posix_quotes("*" + value);
             for (const std::string& name : option.names)
@@ -184,8 +205,12 @@ _train_gpt() {
     local -a commands=(
 )",
                   names, R"(    )
+    local -a options=(
+)",
+                  options, R"(    )
     if (( CURRENT == 2 )); then
         _describe -t commands command commands
+        _describe -o option options
         return
     fi
     local command=$words[2]
@@ -203,7 +228,8 @@ fi
 )");
 }
 
-std::string for_fish(const std::vector<CommandText>& commands) {
+std::string for_fish(const std::vector<CommandText>& commands,
+                     const std::vector<OptionText>& of_program) {
     const auto in_quotes = [](const std::string& text) {
         std::string doubled;
         for (const char c : text) doubled += (c == '\\' ? "\\" : "") + std::string(1, c);
@@ -213,6 +239,15 @@ std::string for_fish(const std::vector<CommandText>& commands) {
         "# Completes train_gpt in fish: train_gpt completion fish | source\n"
         "set -l settings " +
         joined(settings()) + "\n";
+    const auto named = [](const OptionText& option) {
+        std::string names;
+        for (const std::string& name : option.names)
+            names += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+        return names;
+    };
+    for (const OptionText& option : of_program)
+        text += concat("complete -c train_gpt -n __fish_use_subcommand", named(option), " -d ",
+                       in_quotes(option.meaning), "\n");
     for (const CommandText& command : commands)
         text += concat("complete -c train_gpt -n __fish_use_subcommand -f -a ", command.name,
                        " -d ", in_quotes(command.meaning), "\n");
@@ -222,13 +257,14 @@ std::string for_fish(const std::vector<CommandText>& commands) {
         for (const OptionText& option : command.options) {
             const std::vector<std::string> words = words_of(option);
             if (option.names.empty() && words.empty()) continue;
-            text += of;
-            for (const std::string& name : option.names)
-                text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+            text += of + named(option);
             if (option.takes_keys)
                 text += " -x -a \"$settings\"";
             else if (!words.empty())
-                text += concat(option.names.empty() ? "" : " -x", " -a ", in_quotes(joined(words)));
+                text += concat(option.names.empty() ? ""
+                               : option.is_file     ? " -r -F"
+                                                    : " -x",
+                               " -a ", in_quotes(joined(words)));
             else if (!option.value.empty())
                 text += option.is_file ? " -r -F" : " -x";
             text += " -d " + in_quotes(option.meaning) + "\n";
@@ -241,9 +277,10 @@ std::string for_fish(const std::vector<CommandText>& commands) {
 
 std::string completion_script(const CLI::App& app, const std::string& shell) {
     const std::vector<CommandText> commands = command_texts(app);
-    return shell == "bash"  ? for_bash(commands)
-           : shell == "zsh" ? for_zsh(commands)
-                            : for_fish(commands);
+    const std::vector<OptionText> options = program_options(app);
+    return shell == "bash"  ? for_bash(commands, options)
+           : shell == "zsh" ? for_zsh(commands, options)
+                            : for_fish(commands, options);
 }
 
 }  // namespace train_gpt

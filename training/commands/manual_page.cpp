@@ -41,7 +41,8 @@ std::string described(const OptionText& option) {
         for (const std::string& word : option.words) value += (value.empty() ? "" : "|") + word;
     }
     if (!value.empty()) head += concat(head.empty() ? "" : " ", "\\fI", roff(value, true), "\\fR");
-    return concat(".TP\n", head, "\n", roff(option.meaning), "\n");
+    const std::string fallback = option.fallback.empty() ? "" : ". Default: " + option.fallback;
+    return concat(".TP\n", head, "\n", roff(option.meaning), roff(fallback, true), "\n");
 }
 
 }  // namespace
@@ -56,12 +57,16 @@ std::string manual_page(const CLI::App& app) {
         std::string arguments;
         for (const OptionText& option : command.options)
             if (option.names.empty()) arguments += " \\fI" + roff(option.value, true) + "\\fR";
+        if (command.name == "supervise") arguments = " \\-\\- train \\fICONFIG\\fR";
         text += concat("[\\fIoptions\\fR]", arguments, "\n.br\n");
     }
-    text += concat(".SH DESCRIPTION\n", roff(app.get_description()), "\n.SH COMMANDS\n");
+    text += concat(".SH DESCRIPTION\n", roff(app.get_description()), "\n.SH OPTIONS\n");
+    for (const OptionText& option : program_options(app)) text += described(option);
+    text += ".SH COMMANDS\n";
     for (const CommandText& command : commands) {
         text += concat(".SS ", command.name, "\n", roff(command.meaning), "\n");
         for (const OptionText& option : command.options) text += described(option);
+        if (!command.more.empty()) text += concat(".PP\n", roff(command.more), "\n");
     }
     text +=
         ".SH CONFIGURATION\nKeys of the JSON file, which \\fB\\-\\-set\\fR "

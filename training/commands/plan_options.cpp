@@ -15,7 +15,7 @@ void add_plan_command(CLI::App& app, CommandLine& line, std::string& memory) {
         ->capture_default_str();
     plan->add_option("--gpu", line.gpu,
                      "Plan for GPUs that are not here, such as rtx4090, by their datasheet")
-        ->type_name("NAME");
+        ->type_name("GPU");
     plan->add_option("--memory", memory,
                      "Plan for GPUs that are not here, with so much memory each, such as 24GiB")
         ->type_name("SIZE");

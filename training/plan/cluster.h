@@ -69,6 +69,8 @@ struct Cluster {
 /// path of a file that ends in .json. Throws Error: no such cluster (the message names all), a key
 /// that is missing or unknown, or a value that no machine has.
 Cluster find_cluster(const std::string& name_or_path);
+/// The names of the shipped clusters, sorted.
+std::vector<std::string> cluster_names();
 /// The name of a shipped cluster of this GPU (a datasheet's key); empty if there is none.
 std::string cluster_of_gpu(const std::string& gpu);
 Cluster read_cluster(const std::filesystem::path& path);

@@ -1,4 +1,5 @@
 // Reading and writing files of clusters.
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -231,9 +232,7 @@ std::string to_text(const Cluster& cluster) {
     return to_text(json, 2) + "\n";
 }
 
-namespace {
-
-std::set<std::string> shipped_clusters() {
+std::vector<std::string> cluster_names() {
     std::set<std::string> names;
     for (const fs::path& folder : preset_folders()) {
         std::error_code code;
@@ -241,14 +240,12 @@ std::set<std::string> shipped_clusters() {
              entry.increment(code))
             names.insert(entry->path().stem().string());
     }
-    return names;
+    return {names.begin(), names.end()};
 }
 
-}  // namespace
-
 std::string cluster_of_gpu(const std::string& gpu) {
-    const std::set<std::string> names = shipped_clusters();
-    if (names.contains(gpu)) return gpu;
+    const std::vector<std::string> names = cluster_names();
+    if (std::ranges::binary_search(names, gpu)) return gpu;
     for (const std::string& name : names)
         if (find_cluster(name).gpu == gpu) return name;
     return "";
@@ -263,7 +260,7 @@ Cluster find_cluster(const std::string& name) {
         if (fs::is_regular_file(file, code)) return read_cluster(file);
     }
     std::string known;
-    for (const std::string& one : shipped_clusters()) known += (known.empty() ? "" : ", ") + one;
+    for (const std::string& one : cluster_names()) known += (known.empty() ? "" : ", ") + one;
     throw Error("no cluster \"", printable(name), "\" is known; ",
                 known.empty() ? "none were found in configs/clusters/" : "these are: " + known,
                 "; for another one, write a file and give its path (docs/planning.md)");

@@ -1,7 +1,6 @@
 #include "training/plan/datasheet.h"
 
 #include <cctype>
-#include <string>
 
 #include "base/error.h"
 
@@ -53,6 +52,12 @@ const Gpu& gpu_named(std::string_view key) {
     }
     throw Error("no GPU \"", key, "\" is known; these are: ", known,
                 "; for another one, give its memory, such as --memory 24GiB");
+}
+
+std::vector<std::string> gpu_keys() {
+    std::vector<std::string> keys;
+    for (const Gpu& gpu : gpus) keys.emplace_back(gpu.key);
+    return keys;
 }
 
 const Gpu* gpu_called(std::string_view name, int multiprocessors) {

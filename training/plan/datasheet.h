@@ -1,6 +1,8 @@
 // What GPUs can do according to their datasheets. Model FLOPs utilisation (MFU) is a share of that.
 #pragma once
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/dtype.h"
 #include "device/device.h"
@@ -24,6 +26,9 @@ struct Gpu {
 /// A GPU by its key, whatever its case, with or without spaces and hyphens. Throws Error with all
 /// keys if there is none.
 const Gpu& gpu_named(std::string_view key);
+
+/// The keys of all GPUs that are known.
+std::vector<std::string> gpu_keys();
 
 /// A GPU by its name, as CUDA gives it. Null if the GPU is not in the table, or if it has another
 /// number of multiprocessors than in the table: a slice of a GPU (MIG) has fewer.
