@@ -24,7 +24,7 @@ std::atomic<bool> remembers{false};  // catch_interrupts() was called
 std::atomic<bool> ends{false}, came_while_ending{false};  // end_by_itself()
 std::atomic<int> wakes{-1};                               // the eventfd of the innermost SignalEnd
 std::atomic<int64_t> saved{-1}, done{-1};                 // steps; −1: the command has none
-std::atomic<bool> ctrl_c{false};
+std::atomic<bool> watched_came{false};                    // a signal of a SignalWatch
 
 const char* name_of_signal(int signal) {
     switch (signal) {
@@ -192,17 +192,23 @@ const char* interrupted() {
     return signal == 0 ? nullptr : name_of_signal(signal);
 }
 
-CtrlCWatch::CtrlCWatch() {
-    ctrl_c = false;
+SignalWatch::SignalWatch(std::initializer_list<int> watched) {
+    watched_came = false;
     struct sigaction action {};
-    action.sa_handler = [](int) { ctrl_c = true; };
+    action.sa_handler = [](int) { watched_came = true; };
     action.sa_flags = SA_RESTART;  // else a write to a slow terminal fails
     ::sigemptyset(&action.sa_mask);
-    ::sigaction(SIGINT, &action, &before_);
+    for (const int signal : watched) {
+        struct sigaction before {};
+        ::sigaction(signal, &action, &before);
+        before_.emplace_back(signal, before);
+    }
 }
 
-CtrlCWatch::~CtrlCWatch() { ::sigaction(SIGINT, &before_, nullptr); }
+SignalWatch::~SignalWatch() {
+    for (const auto& [signal, before] : before_) ::sigaction(signal, &before, nullptr);
+}
 
-bool CtrlCWatch::pressed() const { return ctrl_c; }
+bool SignalWatch::came() const { return watched_came; }
 
 }  // namespace train_gpt

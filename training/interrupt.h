@@ -5,8 +5,11 @@
 #include <csignal>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace train_gpt {
 
@@ -58,19 +61,19 @@ const char* interrupted();
 /// The remembered signal's number; 0 if there was no signal.
 int interrupt_signal();
 
-/// While an object lives, Ctrl-C (SIGINT) ends nothing. It is remembered, and interrupts a read
-/// that waits.
-class CtrlCWatch {
+/// While an object lives, these signals end nothing. That one came is remembered, and interrupts a
+/// read that waits. There is one object at a time.
+class SignalWatch {
   public:
-    CtrlCWatch();
-    ~CtrlCWatch();
-    CtrlCWatch(const CtrlCWatch&) = delete;
-    CtrlCWatch& operator=(const CtrlCWatch&) = delete;
+    explicit SignalWatch(std::initializer_list<int> signals);
+    ~SignalWatch();
+    SignalWatch(const SignalWatch&) = delete;
+    SignalWatch& operator=(const SignalWatch&) = delete;
 
-    bool pressed() const;
+    bool came() const;
 
   private:
-    struct sigaction before_ {};
+    std::vector<std::pair<int, struct sigaction>> before_;
 };
 
 }  // namespace train_gpt

@@ -2,6 +2,7 @@
 #include <csignal>
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "parallel/net/socket.h"
 #include "test/commands/program.h"
@@ -109,6 +110,33 @@ TEST_CASE("a live report serves the page and its data, which follow the run, and
     process.signal(SIGINT);
     const Outcome ended = process.finish();
     CHECK(ended.code == 0);
+    CHECK(ended.out.ends_with("\nthe page is no longer served; the runs are not affected\n"));
+    CHECK(ended.err.empty());
+}
+
+TEST_CASE("a live report at all addresses prints one that can be opened, and SIGTERM ends it",
+          "[cli][report]") {
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    fs::create_directories(run);
+    write(run + "/config.json", "{}");
+    write(run + "/metrics.jsonl", "");
+    append_step(run, 1);
+    Process process({"report", "--live", run, "--address", "0.0.0.0"});
+    REQUIRE(process.wait_until([&] { return contains(process.out(), "whoever reaches"); }));
+    char host[256] = "";
+    ::gethostname(host, sizeof host - 1);
+    const std::string begin = concat("the page about run is at http://", host, ":");
+    REQUIRE(process.out().starts_with(begin));
+    const std::string port =
+        process.out().substr(begin.size(), process.out().find('/', begin.size()) - begin.size());
+    CHECK(contains(process.out(), concat("ssh -L ", port, ":127.0.0.1:", port, " ", host, ", ")));
+    CHECK_FALSE(contains(process.out(), "0.0.0.0"));
+    CHECK(answer_to(port, request("GET", "/", host)).starts_with("HTTP/1.1 200 OK\r\n"));
+    process.signal(SIGTERM);
+    const Outcome ended = process.finish();
+    CHECK(ended.code == 0);
+    CHECK(ended.out.ends_with("\nthe page is no longer served; the runs are not affected\n"));
     CHECK(ended.err.empty());
 }
 

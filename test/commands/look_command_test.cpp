@@ -37,10 +37,21 @@ TEST_CASE("look writes a page about a text, and says what it left out of it", "[
     std::string words;
     for (int i = 0; i < 400; ++i) words += "word ";
     const Outcome cut = check_succeeds(train_gpt_with(look + Arguments{"--prompt", words}));
+    CHECK(cut.err.starts_with("train_gpt: note: the text has "));
     CHECK(contains(cut.err, "tokens; the page shows the first "));
     const size_t shown = data_of(read(page))["tokens"].size();
     CHECK(shown <= 128);
+    CHECK(contains(read(page), "The text has "));
     CHECK(contains(read(page), concat("the page shows the first ", shown, ".")));
+}
+
+TEST_CASE("look says what a model that no family has is made of", "[cli]") {
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run", page = directory / "look.html";
+    check_succeeds(train_gpt_with(Workplace::get().train(
+        run, {"--set", "schedule.steps=4", "--set", "model.positions=rope"})));
+    check_succeeds(train_gpt_with({"look", run, "--out", page, "--prompt", "hello"}));
+    CHECK(contains(read(page), "A decoder with LayerNorm, rotary positions and GELU: "));
 }
 
 TEST_CASE("look refuses what it cannot do before it writes anything", "[cli]") {
@@ -49,9 +60,11 @@ TEST_CASE("look refuses what it cannot do before it writes anything", "[cli]") {
     const auto look = [&](const std::string& model, const Arguments& more) {
         return train_gpt_with(Arguments{"look", model} + more);
     };
-    check_refused(look(finished_run(), {"--out", page}), 1, {"no text to look at", "--prompt"});
-    check_refused(look(finished_run(), {"--out", page, "--prompt", ""}), 1,
+    check_refused(look(finished_run(), {"--out", page}), 2, {"no text to look at", "--prompt"});
+    check_refused(look(finished_run(), {"--out", page, "--prompt", ""}), 2,
                   {"no text to look at", "--prompt"});
+    check_refused(look(finished_run(), {"--out", page, "--prompt-file", "/dev/null"}), 1,
+                  {"/dev/null has no text to look at", "--prompt-file"});
     check_refused(look(none, {"--out", page, "--prompt", "a"}), 1, {none});
     check_refused(look("test/fixtures/llama-tiny", {"--out", page, "--prompt", "a"}), 1,
                   {"has no tokenizer.json"});

@@ -161,6 +161,7 @@ TEST_CASE("a terminal gets messages broken at words, and commands on lines of th
     for (const Arguments& arguments :
          {Arguments{"--help"}, Arguments{"train", "--help"},
           Arguments{"config", "--schema", "--depth", "x"}, Arguments{"report", directory.path()},
+          Arguments{"eval", finished_run()}, Arguments{"verify", finished_run(), "--without-data"},
           Arguments{"train", Workplace::get().config(), "--set",
                     "data.train=" + directory.path()}}) {
         const Outcome piped = train_gpt_with(arguments);

@@ -113,7 +113,10 @@ class Answers {
   private:
     /// A result is printed when it is known.
     void show() {
-        if (!line_.evaluation.json) std::fputs(text_.c_str(), stdout), std::fflush(stdout);
+        if (!line_.evaluation.json) {
+            std::fputs(text_for_terminal(text_, columns_of(stdout)).c_str(), stdout);
+            std::fflush(stdout);
+        }
         text_.clear();
     }
 

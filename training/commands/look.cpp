@@ -6,7 +6,9 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/printable.h"
+#include "base/terminal_text.h"
 #include "model/families/family.h"
+#include "model/families/other.h"
 #include "training/commands/commands.h"
 #include "training/commands/prompts.h"
 #include "training/inference_session.h"
@@ -19,12 +21,15 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string prompt_of(const CommandLine& line) {
-    std::string prompt =
-        line.prompt_file.empty() ? line.prompt.value_or("") : read_prompt(line.prompt_file);
+    if (line.prompt_file.empty() && line.prompt.value_or("").empty())
+        throw UsageError(
+            "there is no text to look at; give one with --prompt or --prompt-file: train_gpt look "
+            "CHECKPOINT --prompt \"Once upon a time\"");
+    if (line.prompt) return *line.prompt;
+    std::string prompt = read_prompt(line.prompt_file);
     if (prompt.empty())
-        throw Error(
-            "there is no text to look at; give one, as in train_gpt look CHECKPOINT --prompt "
-            "\"Once upon a time\"");
+        throw Error(line.prompt_file == "-" ? "standard input" : line.prompt_file,
+                    " has no text to look at; check --prompt-file");
     return prompt;
 }
 
@@ -50,18 +55,28 @@ std::string name_of_model(const fs::path& folder) {
     return path.parent_path().filename() / path.filename();
 }
 
+/// The family, or the parts of a model that no family has.
+std::string architecture_of(const DecoderSpec& spec) {
+    if (spec.family != &other) return concat("A model of the family ", spec.family->title);
+    const char* mlp = spec.mlp == Mlp::swiglu ? "SwiGLU"
+                      : spec.mlp == Mlp::gelu ? "GELU"
+                                              : "squared ReLU";
+    return concat(spec.experts ? "A mixture of experts with " : "A decoder with ",
+                  spec.norm == Norm::rms ? "RMSNorm, " : "LayerNorm, ",
+                  spec.is_rotary() ? "rotary" : "learned", " positions and ", mlp);
+}
+
 std::string described_model(const InferenceSession& session) {
     const DecoderSpec& spec = session.spec();
     std::string experts;
     if (spec.experts)
         experts = concat(", with ", spec.experts.n_expert, " experts, of which each token goes to ",
                          spec.experts.n_expert_per_token);
-    return concat("A model of the family ", spec.family->title, ": ", spec.n_layer,
-                  spec.n_layer == 1 ? " layer of " : " layers of ", spec.n_head,
-                  spec.n_head == 1 ? " head" : " heads", experts, ", vectors of ", spec.n_embd,
-                  " numbers, and a vocabulary of ",
-                  with_separators(static_cast<uint64_t>(spec.vocab_size)), " tokens, computed ",
-                  session.described_dtype(), ".");
+    return concat(
+        architecture_of(spec), ": ", spec.n_layer, spec.n_layer == 1 ? " layer of " : " layers of ",
+        spec.n_head, spec.n_head == 1 ? " head" : " heads", experts, ", vectors of ", spec.n_embd,
+        " numbers, and a vocabulary of ", with_separators(static_cast<uint64_t>(spec.vocab_size)),
+        " tokens, computed ", session.described_dtype(), ".");
 }
 
 }  // namespace
@@ -75,8 +90,7 @@ int look(const CommandLine& line) {
     const auto most = static_cast<size_t>(session.generator().context());
     std::string note;
     if (tokens.size() > most) {
-        note =
-            concat("The text has ", tokens.size(), " tokens; the page shows the first ", most, ".");
+        note = concat("the text has ", tokens.size(), " tokens; the page shows the first ", most);
         tokens.resize(most);
     }
     const Inside inside = look_inside(session.stream(), session.generator(), tokens, 6,
@@ -87,8 +101,8 @@ int look(const CommandLine& line) {
                           .model = described_model(session),
                           .note = note}));
     file.commit();
-    if (!note.empty()) std::fprintf(stderr, "train_gpt: note: %s\n", note.c_str());
-    std::printf("wrote %s\n", printable(line.page).c_str());
+    if (!note.empty()) print_line(stderr, "train_gpt: note: " + note);
+    print_line(stdout, "wrote " + printable(line.page));
     return 0;
 }
 

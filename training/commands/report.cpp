@@ -1,8 +1,10 @@
 #include "training/report/report.h"
 
+#include <csignal>
 #include <cstdio>
 
 #include "base/printable.h"
+#include "base/terminal_text.h"
 #include "training/commands/commands.h"
 #include "training/interrupt.h"
 #include "training/report/compare_runs.h"
@@ -15,22 +17,22 @@ int report(const CommandLine& line) {
         const ComparisonReport comparison =
             line.report.gap ? report_on_gap(a, b, *line.report.gap)
                             : report_on_comparison(a, b, *line.report.tolerance);
-        std::printf("%s\n", printable(comparison.text).c_str());
+        print_line(stdout, printable(comparison.text));
         return comparison.within ? 0 : 1;
     }
     if (line.report.live) {
-        const CtrlCWatch ctrl_c;
+        const SignalWatch ends({SIGINT, SIGTERM});
         serve_report(
             line.report,
             [](const std::string& text) {
-                std::printf("%s\n", printable(text).c_str());
+                print_line(stdout, printable(text));
                 std::fflush(stdout);
             },
-            [&] { return ctrl_c.pressed(); });
-        std::printf("\n");
+            [&] { return ends.came(); });
+        print_line(stdout, "\nthe page is no longer served; the runs are not affected");
         return 0;
     }
-    std::printf("%s\n", printable(write_report(line.report)).c_str());
+    print_line(stdout, printable(write_report(line.report)));
     return 0;
 }
 

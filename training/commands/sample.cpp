@@ -44,8 +44,8 @@ int sample(const CommandLine& line) {
         write(read_prompt(line.prompt_file), {});
     else if (!line.prompt && ::isatty(STDIN_FILENO) && ::isatty(STDOUT_FILENO))
         ask_for_prompts([&](const std::string& prompt) {
-            const CtrlCWatch ctrl_c;
-            write(prompt, [&] { return ctrl_c.pressed(); });
+            const SignalWatch ctrl_c({SIGINT});
+            write(prompt, [&] { return ctrl_c.came(); });
         });
     else
         write(line.prompt.value_or(""), {});

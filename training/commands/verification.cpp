@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/printable.h"
+#include "base/terminal_text.h"
 #include "dataloader/manifest.h"
 #include "training/commands/run_verification.h"
 #include "training/commands/verification_table.h"
@@ -98,7 +100,7 @@ bool verify(const VerifyOptions& options, std::FILE* out) {
         all.update(found);
         std::fprintf(out, "%s\n", to_text(all, 2).c_str());
     } else if (!good) {
-        std::fprintf(out, "first: %s\n", printable_line(broken).c_str());
+        print_line(out, "first: " + printable_line(broken));
     }
     return good;
 }

@@ -4,7 +4,10 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/formatted.h"
 #include "base/printable.h"
+#include "base/terminal_text.h"
+#include "base/text_table.h"
 #include "dataloader/shard.h"
 
 namespace train_gpt {
@@ -23,7 +26,7 @@ std::string name_of_file(const RecordedFile& file, bool whole_path) {
 }  // namespace
 
 void VerificationTable::say(const std::string& lines) {
-    if (out_) std::fputs(printable(lines).c_str(), out_);
+    if (out_) std::fputs(text_for_terminal(printable(lines), columns_of(out_)).c_str(), out_);
 }
 
 void VerificationTable::section(const std::string& title, const std::vector<RecordedFile>& files,
@@ -31,9 +34,9 @@ void VerificationTable::section(const std::string& title, const std::vector<Reco
     say(printable_line(title) + "\n");
     size_t width = 0;
     for (const RecordedFile& file : files)
-        width = std::max(width, name_of_file(file, whole_paths).size());
+        width = std::max(width, width_of(name_of_file(file, whole_paths)));
     for (const RecordedFile& file : files)
-        row(file, name_of_file(file, whole_paths), static_cast<int>(width));
+        row(file, padded(name_of_file(file, whole_paths), width));
 }
 
 void VerificationTable::trouble(const std::string& title, const std::string& what) {
@@ -42,9 +45,10 @@ void VerificationTable::trouble(const std::string& title, const std::string& wha
     ++count(FileState::damaged);
 }
 
-void VerificationTable::row(const RecordedFile& file, const std::string& name, int width) {
+void VerificationTable::row(const RecordedFile& file, const std::string& name) {
+    const std::string beginning = "  " + name + "  ";
     if (out_) {
-        std::fprintf(out_, "  %-*s  ", width, name.c_str());
+        std::fputs(beginning.c_str(), out_);
         std::fflush(out_);
     }
     std::error_code code;
@@ -61,9 +65,17 @@ void VerificationTable::row(const RecordedFile& file, const std::string& name, i
         reason = concat(": ", error.what());
     }
     ++count(state);
-    if (out_)
-        std::fprintf(out_, "%15s  %s%s\n", code ? "" : with_separators(bytes).c_str(),
-                     name_of(state), reason.c_str());
+    if (out_) {
+        const std::string end = formatted("%15s  ", code ? "" : with_separators(bytes).c_str()) +
+                                name_of(state) + printable_line(reason);
+        // The beginning is printed already. A line that is broken after it has lost its spaces.
+        const std::string shown = text_for_terminal(beginning + end, columns_of(out_));
+        const auto from = std::ranges::mismatch(beginning, shown);
+        const bool is_same =
+            std::all_of(from.in1, beginning.end(), [](char c) { return c == ' '; });
+        std::fprintf(out_, "%s\n",
+                     is_same ? std::string(from.in2, shown.end()).c_str() : end.c_str());
+    }
     if (state == FileState::good || state == FileState::no_hash) return;
     const std::string recorded =
         file.manifest.empty() ? std::string() : " in " + file.manifest.string();

@@ -35,7 +35,7 @@ class VerificationTable {
     bool close();
 
   private:
-    void row(const RecordedFile& file, const std::string& name, int width);
+    void row(const RecordedFile& file, const std::string& name);
     int& count(FileState state) { return counts_[static_cast<size_t>(state)]; }
 
     std::FILE* out_;

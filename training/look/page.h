@@ -16,7 +16,7 @@ struct LookPage {
     const Tokenizer& tokenizer;
     std::string name;   // of the model
     std::string model;  // what it is, in a sentence
-    std::string note;   // shown at the top; may be empty
+    std::string note;   // shown at the top, as a sentence; may be empty
 };
 
 /// The page, of less than most_look_bytes unless the model's norms and routes alone take more. All

@@ -1,6 +1,7 @@
 #include "training/report/html_text.h"
 
 #include <algorithm>
+#include <cctype>
 #include <ctime>
 
 #include "base/error.h"
@@ -32,6 +33,12 @@ std::string html(std::string_view text) {
                 safe += c;
         }
     return safe;
+}
+
+std::string sentence(std::string note) {
+    if (!note.empty())
+        note[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(note[0])));
+    return note + ".";
 }
 
 std::string script_safe(std::string_view json) {

@@ -15,6 +15,9 @@ namespace train_gpt {
 /// A text as HTML: markup is escaped, and everything that printable() escapes.
 std::string html(std::string_view text);
 
+/// A note, which begins without a capital, as a sentence: "the run ended" becomes "The run ended.".
+std::string sentence(std::string note);
+
 /// JSON that is safe inside a <script> element, whatever its strings are.
 std::string script_safe(std::string_view json);
 

@@ -90,9 +90,23 @@ PageServer::PageServer(const std::string& address, int port,
                        std::map<std::string, ServedPage> pages)
     : address_(address), pages_(std::move(pages)), listener_(listen_at(address, port)) {}
 
-std::string PageServer::url() const {
+bool PageServer::is_everywhere() const {
+    in6_addr six{};
+    in_addr four{};
+    return ::inet_pton(AF_INET, address_.c_str(), &four) == 1
+               ? four.s_addr == INADDR_ANY
+               : ::inet_pton(AF_INET6, address_.c_str(), &six) == 1 &&
+                     IN6_IS_ADDR_UNSPECIFIED(&six);
+}
+
+std::string PageServer::url(const std::string& host) const {
+    return concat("http://", is_everywhere() ? concat(host, ":", port()) : place(), "/");
+}
+
+std::string PageServer::place() const {
     const bool is_six = address_.find(':') != address_.npos;
-    return concat("http://", is_six ? "[" : "", address_, is_six ? "]" : "", ":", port(), "/");
+    const std::string address = is_everywhere() ? is_six ? "::1" : "127.0.0.1" : address_;
+    return concat(is_six ? "[" : "", address, is_six ? "]" : "", ":", port());
 }
 
 void PageServer::serve(const std::function<bool()>& stop) {

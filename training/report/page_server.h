@@ -21,8 +21,10 @@ class PageServer {
     PageServer(const std::string& address, int port, std::map<std::string, ServedPage> pages);
 
     int port() const { return net::port_of(listener_); }
-    /// "http://127.0.0.1:8080/"
-    std::string url() const;
+    /// "http://127.0.0.1:8080/"; `host`, this host's name, stands for all of its addresses.
+    std::string url(const std::string& host) const;
+    /// Where this host reaches the server: "127.0.0.1:8080", "[::1]:8080".
+    std::string place() const;
 
     /// Answers one request after the other until stop() is true, which is asked several times a
     /// second. A page whose make() throws is answered with the message. Connections that send no
@@ -33,6 +35,7 @@ class PageServer {
     void answer(const net::Socket& connection);
     /// The whole response to a request's head.
     std::string response_to(std::string_view head) const;
+    bool is_everywhere() const;
     bool is_own_host(std::string_view host) const;
 
     std::string address_;

@@ -1,7 +1,6 @@
 #include "training/report/page_summary.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <optional>
 
@@ -224,10 +223,7 @@ std::string notes_html(const std::vector<RecordedRun>& runs) {
         for (const std::string& note : run.notes()) notes.push_back(note);
     if (notes.empty()) return "";
     std::string text = "<ul class=\"notes\">";
-    for (std::string note : notes) {
-        note[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(note[0])));
-        text += "<li>" + html(note) + ".</li>";
-    }
+    for (const std::string& note : notes) text += "<li>" + html(sentence(note)) + "</li>";
     return text + "</ul>\n";
 }
 

@@ -94,12 +94,12 @@ void serve_report(const ReportOptions& options, const std::function<void(const s
     for (const RecordedRun& run : runs) names += (names.empty() ? "" : ", ") + run.name();
     char host[256] = "HOST";
     ::gethostname(host, sizeof host - 1);
-    say(concat("the page about ", names, " is at ", server.url(), " until Ctrl-C\n",
+    say(concat("the page about ", names, " is at ", server.url(host), " until Ctrl-C\n",
+               "from another machine: ssh -L ", server.port(), ":", server.place(), " ", host,
+               ", then open http://localhost:", server.port(), "/ there",
                net::is_loopback(options.address)
-                   ? concat("from another machine: ssh -L ", server.port(), ":", options.address,
-                            ":", server.port(), " ", host,
-                            ", then open http://localhost:", server.port(), "/ there")
-                   : "note: whoever reaches this address can read the page"));
+                   ? ""
+                   : "\nnote: whoever reaches this address can read the page"));
     server.serve(stop);
 }
 
