@@ -69,6 +69,8 @@ size_t indent_of(std::string_view line, size_t columns) {
         if (second != line.npos && width_of(line.substr(0, second)) <= columns / 2)
             return width_of(line.substr(0, second));
     }
+    // Text that begins far in is a column's, and continues below itself.
+    if (text >= 10) return text <= columns / 2 ? text : std::min<size_t>(4, columns / 2);
     return text + 2 <= columns / 2 ? text + 2 : 0;
 }
 

@@ -15,7 +15,8 @@ int columns_of(std::FILE* out);
 ///   backticks, or after ": " or "; run " up to ";" or the end of the line, that begins with a
 ///   program's name and has an argument.
 /// - Lines that are too long are broken at spaces. What follows begins two columns further in than
-///   the line, or below the text of a line such as "name      text". Longer words stay whole.
+///   the line, or below the text of a line such as "name      text" and of a line that begins ten
+///   or more columns in. Longer words stay whole.
 std::string text_for_terminal(std::string_view text, int columns);
 
 /// Prints the text as `out` should show it, and ends the line.

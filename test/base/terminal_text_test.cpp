@@ -64,6 +64,9 @@ TEST_CASE("a line is continued further in, or below its text", "[terminal_text]"
     CHECK(text_for_terminal("  one two three", 9) == "  one two\n    three");
     CHECK(text_for_terminal("name      one two three four", 22) ==
           "name      one two\n          three four");
+    CHECK(text_for_terminal("          one two three four", 22) ==
+          "          one two\n          three four");
+    CHECK(text_for_terminal("          one two three", 16) == "          one\n    two three");
     CHECK(text_for_terminal("aaaaaaaaaaaaaaa b", 6) == "aaaaaaaaaaaaaaa\n  b");
 }
 

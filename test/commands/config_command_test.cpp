@@ -35,6 +35,9 @@ TEST_CASE("config prints every key, those of a section, or one", "[cli]") {
     check_refused(train_gpt_with({"config", "optimizer.learningrate"}), 2,
                   {"\"optimizer.learningrate\"", "\"optimizer.learning_rate\""});
     check_refused(train_gpt_with({"config", "lr"}), 2, {"\"optimizer.learning_rate\""});
+    check_refused(train_gpt_with({"config", "sched"}), 2,
+                  {"\"sched\"", "the nearest section is \"schedule\""});
+    check_refused(train_gpt_with({"config", "modle"}), 2, {"the nearest section is \"model\""});
     const Outcome none = train_gpt_with({"config", "gelu"});
     check_refused(none, 2, {"\"gelu\"", "train_gpt config"});
     CHECK_FALSE(contains(none.err, "nearest"));

@@ -46,7 +46,7 @@ TEST_CASE("the plan is what the run takes", "[cli][cuda]") {
     const std::string two =
         check_succeeds(train_gpt_with({"plan", Workplace::get().config(), "--world", "2"})).out;
     CHECK(contains(two, "2 ranks"));
-    CHECK(contains(two, "1 to 1 each"));
+    CHECK(contains(two, "on 2 ranks: 1 each\n"));
     CHECK(contains(two, "ZeRO-1: "));
     check_refused(train_gpt_with({"plan", Workplace::get().config(), "--world", "3"}), 1,
                   {"3", "batch.tokens_per_step"});

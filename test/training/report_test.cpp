@@ -737,7 +737,7 @@ TEST_CASE("a report says how a run computes, with which batch and command, and i
                                                           {"text", "host b gets no ranks"}}
                                                    .dump() +
                                                "\n");
-    CHECK(fact_of(page(), "Starts") == "2; a supervisor did something once (see Provenance)");
+    CHECK(fact_of(page(), "Starts") == "2; a supervisor took 1 host out (see Provenance)");
     // A validation loss as a perplexity
     write(run.metrics(),
           lines_of({{{"step", 1}, {"loss", 3.0}}, {{"step", 2}, {"val_loss", 3.0}}}));
@@ -909,6 +909,8 @@ TEST_CASE("a report shows what a supervisor did to the run, and when", "[report]
                    "2023-11-14 22:14 UTC: supervisor: ranks were lost: rank 4 (host "
                    "&lt;b&gt;) is dead"));
     CHECK_FALSE(contains(page, "of an earlier run"));
+    CHECK(fact_of(page, "Starts") ==
+          "2; a supervisor saw ranks fail once and took 1 host out (see Provenance)");
     CHECK(data_of(page).at("runs").at(0).at("marks") == nlohmann::json::parse(R"([
         [4,"resumed after an end that was not recorded"],
         [7,"supervisor: ranks were lost: rank 4 (host <b>) is dead, supervisor: host b gets no ranks"]

@@ -55,8 +55,10 @@ std::vector<OptionText> program_options(const CLI::App& app) { return options_of
 std::vector<CommandText> command_texts(const CLI::App& app) {
     std::vector<CommandText> commands;
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-        commands.push_back({command->get_name(), command->get_description(), command->get_footer(),
-                            options_of(*command)});
+        // A command without a footer of its own has the program's.
+        const std::string footer = command->get_footer();
+        commands.push_back({command->get_name(), command->get_description(),
+                            footer == app.get_footer() ? "" : footer, options_of(*command)});
     }
     return commands;
 }

@@ -13,7 +13,7 @@ namespace train_gpt {
 /// With what the program exits.
 inline constexpr const char* exit_codes =
     "0 done; 1 failed; 2 wrong usage; 3 a second signal ended it at once, and what was not saved "
-    "is lost; 75 stopped early\n(SIGTERM, SIGUSR1, SIGHUP, schedule.max_minutes) with everything "
+    "is lost; 75 stopped early (SIGTERM, SIGUSR1, SIGHUP, schedule.max_minutes) with everything "
     "saved: run the same command again; 130 the same after Ctrl-C";
 
 struct OptionText {

@@ -86,10 +86,15 @@ std::string config_help(const std::string& name, int columns) {
         text += row(key, static_cast<size_t>(columns));
     }
     if (!text.empty()) return text;
-    const std::string nearest = nearest_key(name);
+    // A word without a point may be the beginning of a section's name, or a key without its section.
+    const std::string section_alike = name.find('.') == name.npos ? nearest_section(name) : "";
+    const bool begins = section_alike.starts_with(name);
+    const std::string key = begins ? "" : nearest_key(name);
     throw UsageError("there is no key or section \"", name, "\"; ",
-                     nearest.empty() ? "`train_gpt config` lists them"
-                                     : concat("the nearest key is \"", nearest, "\""));
+                     !key.empty() ? concat("the nearest key is \"", key, "\"")
+                     : !section_alike.empty()
+                         ? concat("the nearest section is \"", section_alike, "\"")
+                         : "`train_gpt config` lists them");
 }
 
 std::string config_reference() {

@@ -116,6 +116,11 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
 
 std::string nearest_section(const std::string& name) {
     const std::vector<std::string_view> sections = config_sections();
+    const auto begins = [&](std::string_view section) {
+        return name.size() >= 3 && section.starts_with(name);
+    };
+    if (std::ranges::count_if(sections, begins) == 1)
+        return std::string(*std::ranges::find_if(sections, begins));
     return nearest_name(name, {sections.begin(), sections.end()});
 }
 

@@ -17,7 +17,7 @@ std::string key_called(std::string_view name);
 /// The name in `names` that is most like `name`; empty if none is alike.
 std::string nearest_name(const std::string& name, const std::vector<std::string>& names);
 
-/// The section whose name is most like `name`; empty if none is alike.
+/// The section whose name begins with `name` or is most like it; empty if none is alike.
 std::string nearest_section(const std::string& name);
 
 }  // namespace train_gpt

@@ -176,6 +176,8 @@ std::string describe_shape(const RunShape& shape, const PlanTarget& target) {
     const int T = config.sequence_length();
     const int64_t micro_batches = config.micro_batches_per_step();
     const int data_ranks = shape.mesh.size(Axis::data);
+    const int64_t fewest = micro_batches / data_ranks,
+                  most = (micro_batches + data_ranks - 1) / data_ranks;
     const int64_t parameters = registry_of(spec).numel();
     const double flops = spec.flops_per_token(T);
     std::string text = concat("model        ", spec.n_layer, " layers, ", spec.n_head, " heads of ",
@@ -199,8 +201,10 @@ std::string describe_shape(const RunShape& shape, const PlanTarget& target) {
     text += concat("step         ", with_separators(config.batch.tokens_per_step),
                    " tokens = ", micro_batches, " micro-batch", micro_batches == 1 ? "" : "es",
                    " of ", config.batch.micro_batch, " × ", T, " tokens, on ", world, " rank",
-                   world == 1 ? "" : "s", ": ", micro_batches / data_ranks, " to ",
-                   (micro_batches + data_ranks - 1) / data_ranks, " each\n");
+                   world == 1
+                       ? ""
+                       : concat("s: ", fewest, most == fewest ? "" : concat(" to ", most), " each"),
+                   "\n");
     if (world > 1) text += traffic_line(shape) + shares_line(shape, target);
     text += run_lines(config, spec);
     return text + concat("device       ",

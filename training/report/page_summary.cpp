@@ -125,17 +125,33 @@ std::string spikes_of(const RecordedRun& run) {
                   count_text(static_cast<double>(last)));
 }
 
-/// "4; a supervisor did something 2 times": of a run that was started more than once.
+/// "saw ranks fail once, took 2 hosts out and started the ranks again 3 times"; empty if a
+/// supervisor did none of these.
+std::string supervised(const RecordedRun& run) {
+    int failures = 0, hosts = 0, restarts = 0;
+    for (const Json& line : supervisor_events(run)) {
+        const std::string event = field_text(line, "event");
+        failures += event == "ranks_end", hosts += event == "host_out";
+        restarts += event == "ranks_start";
+    }
+    const auto times = [](int n) { return n == 1 ? "once" : concat(n, " times"); };
+    std::vector<std::string> did;
+    if (failures > 0) did.push_back("saw ranks fail " + times(failures));
+    if (hosts > 0) did.push_back(concat("took ", hosts, hosts == 1 ? " host out" : " hosts out"));
+    if (restarts > 0) did.push_back("started the ranks again " + times(restarts));
+    std::string text;
+    for (size_t i = 0; i < did.size(); ++i)
+        text += concat(i == 0 ? "" : i + 1 == did.size() ? " and " : ", ", did[i]);
+    return text;
+}
+
+/// "4; a supervisor saw ranks fail once": of a run that was started more than once.
 std::string starts_of(const RecordedRun& run) {
     const auto starts = std::ranges::count_if(
         run.history(), [](const Json& line) { return field_text(line, "event") == "start"; });
-    const size_t supervised = supervisor_events(run).size();
-    if (starts < 2 && supervised == 0) return "";
-    return concat(starts,
-                  supervised == 0   ? ""
-                  : supervised == 1 ? "; a supervisor did something once"
-                                    : concat("; a supervisor did something ", supervised, " times"),
-                  " (see Provenance)");
+    const std::string did = supervised(run);
+    if (starts < 2 && did.empty()) return "";
+    return concat(starts, did.empty() ? "" : "; a supervisor " + did, " (see Provenance)");
 }
 
 /// An evaluation and the step that it is of; empty if there is none.
