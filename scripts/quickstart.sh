@@ -167,7 +167,11 @@ if "$program" report "$run_dir" --picture "$work/loss.svg" > "$work/log"; then
         echo "loss.png is not drawn: that needs rsvg-convert, which scripts/setup.sh quickstart installs" >&2
     fi
 fi
-longer="make quickstart${DATA:+ DATA=$(printf %q "$DATA")} STEPS=$((2 * ${steps:-480}))"
+longer="make quickstart"
+for given in DATA RUN_DIR DATA_DIR; do
+    [ -z "${!given:-}" ] || longer+=" $given=$(printf %q "${!given}")"
+done
+longer+=" STEPS=$((2 * ${steps:-480}))"
 checkpoint=$(ls -d "$run_dir"/step-*[0-9] 2> /dev/null | tail -n 1 || true)
 cat << TXT
 

@@ -73,6 +73,11 @@ class Quickstart {
     /// What `bible` prints.
     std::string kjv() const { return folder_ / "kjv"; }
     std::string run_dir() const { return folder_ / "run"; }
+    /// The line that says how to train so many steps.
+    std::string command_for(int steps) const {
+        return concat("make quickstart RUN_DIR=", run_dir(), " DATA_DIR=", folder_ / "data",
+                      " STEPS=", steps, "\n");
+    }
     bool leaves_nothing() const { return fs::is_empty(folder_ / "tmp"); }
 
     ProgramResult run(int64_t ms, const std::string& arguments = "", Environment more = {}) const {
@@ -245,7 +250,7 @@ TEST_CASE("the quickstart picks the shortest run of at least two minutes, and ke
         CHECK(contains(first.output, concat("a step takes ", ms, " ms")));
         CHECK(contains(first.output, concat("training for ", speed.steps, " steps")));
         CHECK(contains(first.output, "bits per byte"));
-        CHECK(contains(first.output, concat("make quickstart STEPS=", 2 * speed.steps, "\n")));
+        CHECK(contains(first.output, q.command_for(2 * speed.steps)));
         const auto calls = q.trained();
         REQUIRE(calls.size() == 2);
         CHECK(calls[0].run_dir != q.run_dir());
@@ -274,7 +279,7 @@ TEST_CASE("another call lengthens the quickstart, and none shortens it", "[scrip
         REQUIRE(run.exit_code == 0);
         CHECK(contains(run.output, concat("lengthened from ", steps, " steps to ", longer)) ==
               (i > 0));
-        CHECK(contains(run.output, concat("make quickstart STEPS=", 2 * longer, "\n")));
+        CHECK(contains(run.output, q.command_for(2 * longer)));
         const auto calls = q.trained();
         REQUIRE(calls.size() == 1);
         const Config config = load_config(calls[0].config, calls[0].settings);
