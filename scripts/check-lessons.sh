@@ -36,7 +36,7 @@ claims='1-tokenizer;bytes of a token with a vocabulary of 257;1;1
 1-tokenizer;bytes of a token with a vocabulary of 16384;4.2;4.4
 1-tokenizer;weights of the embedding of 16384 vectors of 128;2097152;2097152
 2-loss;loss of the first step, before the weights move;8.25;8.45
-2-loss;ln 4096;8.3178;8.3178
+2-loss;ln 4096;8.318;8.318
 2-loss;validation loss after 150 steps;4.3;4.47
 2-loss;perplexity;70;90
 2-loss;bits per byte;1.58;1.65
@@ -76,7 +76,7 @@ for lesson in scripts/lessons/[1-9]-*.sh; do
     echo "$name: $((SECONDS - began)) s"
 done
 number() {  # number LESSON WHAT: what a lesson has measured
-    grep -F "measured: $2 = " "$LESSONS_DIR/$1.txt" | head -n 1 | sed 's/.* = \([^ ]*\).*/\1/'
+    grep -F "measured: $2 = " "$LESSONS_DIR/$1.txt" | head -n 1 | sed 's/.* = \([^ ]*\).*/\1/' | tr -d ,
 }
 while IFS=';' read -r lesson what least most; do
     value=$(number "$lesson" "$what")

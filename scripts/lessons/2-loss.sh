@@ -16,7 +16,7 @@
 shards 4096
 train small scripts/lessons/small.json
 measured "loss of the first step, before the weights move" "$(first small loss)" nats
-measured "ln 4096" "$(calculate %.4f "log(4096)")" nats
+measured "ln 4096" "$(calculate %.3f "log(4096)")" nats
 loss=$(last small val_loss) bits=$(last small val_bits_per_byte)
 measured "validation loss after 150 steps" "$loss" nats
 measured "perplexity" "$(calculate %.1f "exp($loss)")" tokens

@@ -7,8 +7,8 @@
 # (an orthogonal matrix, by five steps of an iteration), so that directions which rarely have
 # gradients are learned too. Embeddings and norms, which are no such matrices, stay with AdamW.
 #
-# This lesson trains the same model on the same tokens with both, each at the best of three learning
-# rates for this length.
+# This lesson trains the same model on the same tokens with both. AdamW gets three learning rates,
+# of which the best counts. Muon has the one rate of small.json.
 
 # shellcheck source=scripts/lessons/common.sh
 . "$(dirname "$0")/common.sh"

@@ -19,14 +19,13 @@ options=(--set schedule.steps=20 --set batch.micro_batch=4 --set log.fingerprint
 train one-rank scripts/lessons/small.json "${options[@]}"
 port=$((20000 + RANDOM % 10000))
 rank() {  # rank NUMBER: one of the two, which meet at a port of this machine
-    export TRAIN_GPT_RANK=$1 TRAIN_GPT_WORLD=2 TRAIN_GPT_ADDRESS=127.0.0.1:$port
-    run "two-ranks-$1.log" "$program" train scripts/lessons/small.json --data "$work/data-4096" \
-        --set run_dir="$work/two-ranks" "${options[@]}"
+    run "two-ranks-$1.log" env TRAIN_GPT_RANK="$1" TRAIN_GPT_WORLD=2 \
+        TRAIN_GPT_ADDRESS=127.0.0.1:$port "$program" train scripts/lessons/small.json \
+        --data "$work/data-4096" --set run_dir="$work/two-ranks" "${options[@]}"
 }
 rank 0 &
 rank 1
 wait $!
-unset TRAIN_GPT_RANK TRAIN_GPT_WORLD TRAIN_GPT_ADDRESS
 code=0
 echo "\$ $program report $work/one-rank $work/two-ranks --tolerance 0"
 "$program" report "$work/one-rank" "$work/two-ranks" --tolerance 0 || code=$?

@@ -59,6 +59,13 @@ first() {  # first RUN FIELD
 
 calculate() { awk "BEGIN { printf \"$1\", $2 }"; }  # calculate FORMAT EXPRESSION
 
-measured() {  # measured NAME VALUE [UNIT]: prints a number, which scripts/check-lessons.sh reads
-    printf 'measured: %s = %s%s\n' "$1" "$2" "${3:+ $3}"
+# measured NAME VALUE [UNIT]: prints a number, which scripts/check-lessons.sh reads. It has at most
+# three digits after the point, and a large one is printed as 1,234,567.
+measured() {
+    local value=$2
+    [[ ! $value =~ ^-?[0-9]+\.[0-9]{4,}$ ]] || value=$(printf %.3f "$value")
+    while [[ $value =~ ^([0-9]+)([0-9]{3}(,.*)?)$ ]]; do
+        value=${BASH_REMATCH[1]},${BASH_REMATCH[2]}
+    done
+    printf 'measured: %s = %s%s\n' "$1" "$value" "${3:+ $3}"
 }
