@@ -21,6 +21,7 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "training/config/config_help.h"
+#include "training/report/comparison_notes.h"
 #include "training/report/html_text.h"
 #include "training/report/page.h"
 #include "training/report/page_data.h"

@@ -35,6 +35,13 @@ std::string html(std::string_view text) {
     return safe;
 }
 
+std::string listed(const std::vector<std::string>& words) {
+    std::string text;
+    for (size_t i = 0; i < words.size(); ++i)
+        text += concat(i == 0 ? "" : i + 1 == words.size() ? " and " : ", ", words[i]);
+    return text;
+}
+
 std::string sentence(std::string note) {
     if (!note.empty())
         note[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(note[0])));

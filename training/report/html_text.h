@@ -15,6 +15,9 @@ namespace train_gpt {
 /// A text as HTML: markup is escaped, and everything that printable() escapes.
 std::string html(std::string_view text);
 
+/// The words as "4, 6 and 12".
+std::string listed(const std::vector<std::string>& words);
+
 /// A note, which begins without a capital, as a sentence: "the run ended" becomes "The run ended.".
 std::string sentence(std::string note);
 

@@ -20,10 +20,9 @@ namespace train_gpt {
 namespace {
 
 std::string title_of(const std::vector<RecordedRun>& runs) {
-    std::string title;
-    for (size_t r = 0; r < runs.size(); ++r)
-        title += concat(r == 0 ? "" : r + 1 == runs.size() ? " and " : ", ", runs[r].name());
-    return title;
+    std::vector<std::string> names;
+    for (const RecordedRun& run : runs) names.push_back(run.name());
+    return listed(names);
 }
 
 /// A section of the page; empty if it has no content.

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/formatted.h"
+#include "training/report/comparison_notes.h"
 #include "training/report/html_text.h"
 #include "training/report/page_data.h"
 #include "training/report/setting_text.h"
@@ -139,10 +140,7 @@ std::string supervised(const RecordedRun& run) {
     if (failures > 0) did.push_back("saw ranks fail " + times(failures));
     if (hosts > 0) did.push_back(concat("took ", hosts, hosts == 1 ? " host out" : " hosts out"));
     if (restarts > 0) did.push_back("started the ranks again " + times(restarts));
-    std::string text;
-    for (size_t i = 0; i < did.size(); ++i)
-        text += concat(i == 0 ? "" : i + 1 == did.size() ? " and " : ", ", did[i]);
-    return text;
+    return listed(did);
 }
 
 /// "4; a supervisor saw ranks fail once": of a run that was started more than once.

@@ -128,8 +128,4 @@ class RecordedRun {
     bool active_ = false;
 };
 
-/// What somebody must know who compares these runs: different models, vocabularies or data. Each
-/// text is a sentence. Empty for one run.
-std::vector<std::string> notes_on_comparison(const std::vector<RecordedRun>& runs);
-
 }  // namespace train_gpt

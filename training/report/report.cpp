@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "training/report/comparison_notes.h"
 #include "training/report/page.h"
 #include "training/report/page_data.h"
 #include "training/report/page_server.h"
