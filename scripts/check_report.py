@@ -379,6 +379,12 @@ def check_windows(browser, folder, program, runs):
     short, other = runs
     twins = [make_run(folder / "runs" / parent / "story", 300, 7 + i, ("web",))
              for i, parent in enumerate(("first", "second"))]
+    models = []
+    for i, family in enumerate(("gpt2", "llama", "qwen3")):  # their note names many keys
+        models.append(make_run(folder / "runs" / family, 300, 20 + i, layers=4 + i))
+        config = json.loads((models[-1] / "config.json").read_text())
+        config["model"].update(family=family, n_head=4 + i, n_embd=64 * (4 + i), n_ff=256 * i, n_ctx=128 << i, n_kv_head=i)
+        (models[-1] / "config.json").write_text(json.dumps(config))
     spiky = make_run(folder / "runs" / "spiky", 3000, 5)
     lines = (spiky / "metrics.jsonl").read_text().splitlines()
     for at in (1000, 1001, 2200):
@@ -393,7 +399,7 @@ def check_windows(browser, folder, program, runs):
                        capture_output=True, check=True)
         return out.read_text()
 
-    for what, folders in ("a run", [short]), ("a long one", [other]), ("two runs", twins):
+    for what, folders in ("a run", [short]), ("a long one", [other]), ("two runs", twins), ("three models", models):
         seen = look(browser, folder, "laptop", page(*folders), "--window-size=1366,768")
         check(seen and 0 < seen["top"] and seen["bottom"] <= 768,
               f"the loss of {what} is seen on 1366 x 768: {seen}")
