@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/formatted.h"
-#include "training/optimizer.h"
+#include "training/plan/least_memory.h"
 
 namespace train_gpt {
 
@@ -44,35 +44,16 @@ DeviceAndHost memory_of(const RunShape& shape, const Device& device) {
     return most;
 }
 
-/// Bytes of masters and of the optimizer's slots for each parameter, on average.
-double state_of_parameter(const RunShape& shape) {
-    const auto& o = shape.config.optimizer;
-    double state = 0, all = 0;
-    for (const Parameter& p : shape.whole->parameters) {
-        const bool is_matrix = o.name == OptimizerName::muon && p.update == Update::matrix;
-        double of_element = shape.dtype == DType::fp32 ? 0 : sizeof(float);
-        for (const OptimizerSlot& slot : optimizer_slots(o.state_dtype))
-            if (slot.of_matrices || !is_matrix)
-                of_element +=
-                    static_cast<double>(size_of(slot.dtype)) / static_cast<double>(slot.block);
-        const auto n = static_cast<double>(p.numel());
-        state += of_element * n, all += n;
-    }
-    return state / all;
-}
-
 class Search {
   public:
     Search(const Config& config, const Cluster& cluster, int world, const Offload& offload)
         : config_(open(config, offload)),
           shape_(shape_on(config_, cluster, world).for_counting()),
           cluster_(cluster),
-          offload_(offload),
           work_options_{.fp8 = is_fp8(config)},
           device_(target_of(cluster).device),
           available_(memory_for_a_rank(target_of(cluster), shape_.mesh)),
-          parameters_(static_cast<double>(shape_.whole->numel())),
-          state_of_parameter_(state_of_parameter(shape_)) {
+          least_memory_(shape_) {
         result_.memory_available = available_.device;
     }
 
@@ -158,10 +139,13 @@ class Search {
     bool add(const Config& config, Recompute level, std::optional<StepWork>& work) {
         RunShape shape(config, shape_.spec, shape_.dtype, level, shape_.mesh.world());
         shape.whole = shape_.whole;
-        const auto available = static_cast<double>(result_.memory_available);
+        const auto is_too_large = [&] {
+            return least_memory_.bytes(shape, layers_of(shape)) >
+                   static_cast<double>(result_.memory_available);
+        };
         for (const Recompute next : {Recompute::elementwise, Recompute::block})
-            if (next > shape.recompute && least_memory(shape) > available) shape.recompute = next;
-        if (least_memory(shape) > available) {
+            if (next > shape.recompute && is_too_large()) shape.recompute = next;
+        if (is_too_large()) {
             refuse(too_little_memory);
             return false;
         }
@@ -175,29 +159,12 @@ class Search {
         return true;
     }
 
-    /// Less than a rank's bytes of weights, masters, moments and sums of gradients, and of the
-    /// activations that its blocks keep. The pipeline's first rank has as many micro-batches in
-    /// flight as there are ranks.
-    double least_memory(const RunShape& shape) const {
-        const auto& mesh = shape.mesh;
-        const int zero = shape.config.parallel.zero.value(), t = mesh.size(Axis::tensor),
-                  p = mesh.size(Axis::pipeline);
-        const double split = mesh.size({Axis::shard, Axis::context}), held = parameters_ / (t * p),
-                     element = static_cast<double>(size_of(shape.dtype)),
-                     state = offload_.optimizer ? 0 : state_of_parameter_;
-        const double of_state = held * (state / split + (zero >= 2 ? 4 / split : 4) +
-                                        (zero >= 3 ? element / split : element));
-        const LayerSpec layer = shape_.spec.layer(0);
-        double widths = offload_.activations ? 0 : layer.n_embd;
-        if (shape.recompute != Recompute::block) {
-            widths += layer.qkv_width() + layer.attention_width();
-            widths += layer.experts ? 2.0 * layer.experts.n_expert_per_token * layer.experts.n_ff
-                                    : layer.up_width();
-        }
-        const double tokens = double{1} * shape.config.batch.micro_batch *
-                              shape.config.sequence_length() / (mesh.size(Axis::context) * t),
-                     in_flight = std::min(1.0, double{1} * pipeline_shape(shape).micro_batches / p);
-        return 0.8 * (of_state + element * tokens * widths * shape_.spec.n_layer * in_flight);
+    /// The layers of each stage, which take a while to deal out where they differ.
+    const std::vector<int>& layers_of(const RunShape& shape) {
+        const auto& p = shape.config.parallel;
+        std::vector<int>& layers = layers_of_stages_[p.pipeline * p.stages_per_rank];
+        if (layers.empty()) layers = layers_of_stages(shape);
+        return layers;
     }
 
     /// The same mesh, schedule and ZeRO's stage.
@@ -258,11 +225,11 @@ class Search {
     Config config_;
     RunShape shape_;
     const Cluster& cluster_;
-    Offload offload_;
     WorkOptions work_options_;
     Device device_;
     DeviceAndHost available_;
-    double parameters_, state_of_parameter_;
+    LeastMemory least_memory_;
+    std::map<int, std::vector<int>> layers_of_stages_;  // by the number of stages
     std::priority_queue<Candidate, std::vector<Candidate>, Slower> waiting_;
     std::map<std::string, int> refused_;
     SearchResult result_;
