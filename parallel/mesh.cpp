@@ -176,15 +176,13 @@ int MeshLayout::at(Axes axes, int rank) const {
 
 int MeshLayout::first_rank(Axes axes, int rank) const {
     int first = rank;
-    for (const Axis axis : axes)
-        first -= at(axis, rank) * extents_[static_cast<size_t>(axis)].stride;
+    for (const Axis axis : axes) first -= at(axis, rank) * stride(axis);
     return first;
 }
 
 std::vector<int> MeshLayout::first_ranks(Axis axis) const {
     std::vector<int> ranks;
-    for (int i = 0; i < size(axis); ++i)
-        ranks.push_back(i * extents_[static_cast<size_t>(axis)].stride);
+    for (int i = 0; i < size(axis); ++i) ranks.push_back(i * stride(axis));
     return ranks;
 }
 

@@ -66,10 +66,9 @@ class MeshLayout {
 
     int world() const { return world_; }
     int size(Axis axis) const { return extents_[static_cast<size_t>(axis)].size; }
-    int at(Axis axis, int rank) const {
-        const Extent& extent = extents_[static_cast<size_t>(axis)];
-        return rank / extent.stride % extent.size;
-    }
+    /// By how much the numbers of neighbours along an axis differ.
+    int stride(Axis axis) const { return extents_[static_cast<size_t>(axis)].stride; }
+    int at(Axis axis, int rank) const { return rank / stride(axis) % size(axis); }
     /// The number of ranks in a group over several axes.
     int size(Axes axes) const;
     /// A rank's index in its group over several axes, in the order of ranks.

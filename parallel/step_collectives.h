@@ -52,7 +52,7 @@ struct StepSizes {
     std::vector<int64_t> expert_counts = {};
     int64_t vocabulary = 0;    // rows of the head with padding, on all ranks together
     int tensor_chunks = 1;     // TensorOptions::chunks
-    bool norms_width = false;  // TensorTraffic::norms_width
+    bool norms_width = false;  // TensorTraffic::layers_with_sums is not 0
 };
 
 }  // namespace train_gpt

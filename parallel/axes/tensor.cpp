@@ -205,8 +205,7 @@ int64_t tensor_bytes_sent(const TensorTraffic& t) {
         t.layers * exchanges_of_layer(t) + (t.has_embedding ? 2 : 0) + (t.has_head ? 2 : 0);
     const int64_t sums = 2 * t.rows * int64_t{sizeof(float)};
     const int64_t of_norms =
-        t.norms_width ? t.layers * (t.recomputes_block ? 3 : 2) * 2 * sums / t.ranks * (t.ranks - 1)
-                      : 0;
+        t.layers_with_sums * (t.recomputes_block ? 3 : 2) * 2 * sums / t.ranks * (t.ranks - 1);
     return exchanges * of_exchange + of_norms +
            (t.has_head ? t.rows * statistics * int64_t{sizeof(float)} * (t.ranks - 1) : 0);
 }

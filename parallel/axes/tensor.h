@@ -128,8 +128,9 @@ struct TensorTraffic {
     bool recomputes_block = false, keep_gathered = false, halves_apart = false;
     // What the rank's stages have:
     int layers = 0;
-    /// Their norms of queries and keys over the whole width need two sums of each token.
-    bool norms_width = false;
+    /// How many of these layers have norms of queries and keys over the whole width, which need two
+    /// sums of each token.
+    int layers_with_sums = 0;
     bool has_embedding = true, has_head = true;
 };
 /// The bytes that each rank sends, as Communicator counts them, for M rows of C elements of s bytes

@@ -351,8 +351,7 @@ StepSizes sizes_of_step(const RunShape& shape, const Device& device,
                      : 0,
         .width = shape.spec.n_embd,
         .vocabulary = tensors * part_extent(shape.spec.vocab_size, vocab_multiple, tensors),
-        .tensor_chunks = shape.config.parallel.tensor_chunks,
-        .norms_width = shape.spec.qk_norm == QkNormKind::width};
+        .tensor_chunks = shape.config.parallel.tensor_chunks};
     int64_t taken = 0;
     for (const int B : micro_batches) {
         if (B < 2 * taken && B != micro_batches.back()) continue;
@@ -365,10 +364,12 @@ StepSizes sizes_of_step(const RunShape& shape, const Device& device,
         sizes.head_rows.push_back(rows);
         if (tokens % rows != 0) sizes.head_rows.push_back(tokens % rows);
     }
-    for (int l = 0; l < part.n_layer; ++l)
-        if (const int64_t width = part.layer(l).kv_width();
-            std::ranges::find(sizes.kv_widths, width) == sizes.kv_widths.end())
-            sizes.kv_widths.push_back(width);
+    for (int l = 0; l < part.n_layer; ++l) {
+        const LayerSpec layer = part.layer(l);
+        sizes.norms_width |= layer.qk_norm == QkNormKind::width;
+        if (std::ranges::find(sizes.kv_widths, layer.kv_width()) == sizes.kv_widths.end())
+            sizes.kv_widths.push_back(layer.kv_width());
+    }
     if (gathers_counts(shape))
         for (const int B : micro_batches)
             sizes.expert_counts.push_back(int64_t{B} * shape.spec.experts.n_expert);

@@ -32,6 +32,25 @@ struct Group {
     int ranks = 1, stride = 1;
 };
 
+Group group_along(Axis axis, const MeshLayout& mesh) {
+    return {mesh.size(axis), mesh.stride(axis)};
+}
+
+/// The nearest axis of a group that adds gradients.
+Axis nearest_axis(SumOver over) {
+    switch (over) {
+        case SumOver::tensor:
+            return Axis::tensor;
+        case SumOver::shards:
+            return Axis::context;
+        case SumOver::replicas:
+            return Axis::replica;
+        case SumOver::ends:
+            break;
+    }
+    return Axis::pipeline;
+}
+
 /// The products of a block's layers, as Fp8Product names them.
 enum BlockProduct : uint8_t { qkv, out, up, down, shared_up, shared_down, block_products };
 constexpr std::array<std::string_view, block_products> product_words = {
@@ -86,7 +105,7 @@ class WorkBuilder {
         const MeshLayout& mesh = shape_.mesh;
         const double message = static_cast<double>(tokens_) / mesh.size(Axis::tensor) *
                                shape_.spec.n_embd * static_cast<double>(size_of(shape_.dtype));
-        const Group pipeline{mesh.size(Axis::pipeline), mesh.world() / mesh.size(Axis::pipeline)};
+        const Group pipeline = group_along(Axis::pipeline, mesh);
         if (pipeline.ranks > 1 && !is_free(Axis::pipeline)) {
             const bool between_nodes = pipeline.stride >= cluster_.ranks_per_node;
             const Link& link = between_nodes ? cluster_.network : cluster_.node;
@@ -144,10 +163,6 @@ class WorkBuilder {
                (1 + e_.half_size / (4 * small) + e_.half_rows / M);
     }
     double moved(double bytes) const { return bytes / (e_.memory * cluster_.memory_bandwidth); }
-    double seconds_of(int64_t sent, const Group& group) const {
-        return static_cast<double>(sent) /
-               cluster_.bus_bandwidth(static_cast<double>(sent), group.ranks, group.stride);
-    }
 
     /// The forward pass of a layer, without exchanges, and the products of its weight gradients.
     struct LayerTime {
@@ -247,8 +262,8 @@ class WorkBuilder {
     /// The axes say what they send in both passes; the forward pass has two fifths of it.
     void add_exchanges(UnitWork& unit, const LayerSpec& layer) const {
         const MeshLayout& mesh = shape_.mesh;
-        const Group tensor{mesh.size(Axis::tensor), 1},
-            context{mesh.size(Axis::context), mesh.size(Axis::tensor)};
+        const Group tensor = group_along(Axis::tensor, mesh),
+                    context = group_along(Axis::context, mesh);
         const auto split = [&](double seconds, double PassTime::*kind) {
             unit.forward.*kind += 0.4 * seconds;
             unit.backward_inputs.*kind += 0.6 * seconds;
@@ -263,7 +278,7 @@ class WorkBuilder {
                                    .keep_gathered = shape_.config.parallel.tensor_keep_gathered,
                                    .halves_apart = halves_apart_,
                                    .layers = 1,
-                                   .norms_width = shape_.spec.qk_norm == QkNormKind::width,
+                                   .layers_with_sums = layer.qk_norm == QkNormKind::width,
                                    .has_embedding = false,
                                    .has_head = false});
             constexpr int exchanges = 9;
@@ -328,21 +343,7 @@ class WorkBuilder {
     }
 
     /// The distance between ranks of a group that adds gradients.
-    int stride_of(SumOver over) const {
-        const MeshLayout& mesh = shape_.mesh;
-        const int tensor = mesh.size(Axis::tensor),
-                  shards = mesh.size({Axis::shard, Axis::context});
-        switch (over) {
-            case SumOver::tensor:
-                return 1;
-            case SumOver::shards:
-                return tensor;
-            case SumOver::replicas:
-                return tensor * shards;
-            default:
-                return mesh.world() / mesh.size(Axis::pipeline);
-        }
-    }
+    int stride_of(SumOver over) const { return shape_.mesh.stride(nearest_axis(over)); }
 
     /// What the data axis exchanges of each unit's weights and gradients.
     void add_state(std::vector<UnitWork>& units, const ParameterBuffers& buffers) const {

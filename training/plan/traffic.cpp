@@ -40,8 +40,11 @@ int64_t context_bytes(const RunShape& shape, const RankRegistry& registry, int64
 /// The same for a context-parallel rank's tokens.
 int64_t tensor_bytes(const RunShape& shape, const RankRegistry& registry, int64_t tokens,
                      bool halves_apart) {
-    int64_t layers = 0;
-    for (const Registry& stage : registry.stages) layers += std::ssize(stage.blocks);
+    int layers = 0, layers_with_sums = 0;
+    for (const Registry& stage : registry.stages)
+        for (int l = 0; l < static_cast<int>(stage.blocks.size()); ++l, ++layers)
+            if (shape.spec.layer(stage.first_layer + l).qk_norm == QkNormKind::width)
+                ++layers_with_sums;
     return tensor_bytes_sent({.rows = tokens,
                               .ranks = shape.mesh.size(Axis::tensor),
                               .width = shape.spec.n_embd,
@@ -49,8 +52,8 @@ int64_t tensor_bytes(const RunShape& shape, const RankRegistry& registry, int64_
                               .recomputes_block = shape.recompute == Recompute::block,
                               .keep_gathered = shape.config.parallel.tensor_keep_gathered,
                               .halves_apart = halves_apart,
-                              .layers = static_cast<int>(layers),
-                              .norms_width = shape.spec.qk_norm == QkNormKind::width,
+                              .layers = layers,
+                              .layers_with_sums = layers_with_sums,
                               .has_embedding = registry.stages.front().begins_model(),
                               .has_head = registry.stages.back().ends_model()});
 }
