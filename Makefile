@@ -254,10 +254,10 @@ $(LOOK_FILES): $(addprefix training/look/look.,html css js)
 	@mkdir -p $(@D)
 	@for kind in html css js; do printf 'namespace train_gpt { constexpr const char* look_%s = R"page(' $$kind && \
 	    cat training/look/look.$$kind && printf ')page"; }\n' || exit; done > $@
-PAGES := training/report/page training/sweep/page training/look/page
+PAGES := training/report/page training/sweep/sweep_page training/look/look_page
 $(PAGES:%=$(O)/%.o): private CPPFLAGS += -I$(O)
 $(PAGES:%=$(O)/%.o) $(PAGES:%=lint/%.cpp): $(PAGE_FILES)
-$(O)/training/look/page.o lint/training/look/page.cpp: $(LOOK_FILES)
+$(O)/training/look/look_page.o lint/training/look/look_page.cpp: $(LOOK_FILES)
 MPI_OBJECTS := $(addprefix $(O)/parallel/,launch/membership_mpi.o links_mpi.o)
 $(MPI_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_MPI)),$(MPI_INCLUDES))
 $(MPI_OBJECTS): $(B)/mpi

@@ -13,7 +13,7 @@
 #include "training/interrupt.h"
 #include "training/run_evaluation.h"
 #include "training/watch/not_finite.h"
-#include "training/watch/spikes.h"
+#include "training/watch/spike_lines.h"
 
 namespace train_gpt {
 

@@ -15,7 +15,7 @@
 #include "training/look/attention_text.h"
 #include "training/look/attention_weights.h"
 #include "training/look/inside.h"
-#include "training/look/page.h"
+#include "training/look/look_page.h"
 
 using namespace train_gpt;
 

@@ -1,4 +1,6 @@
 // The hosts of a supervised job, and what a supervisor decides.
+#include "training/supervise/supervise_decisions.h"
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -9,7 +11,6 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/supervise/decisions.h"
 #include "training/supervise/hosts.h"
 
 using namespace train_gpt;

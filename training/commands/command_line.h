@@ -11,11 +11,11 @@
 #include "training/files/decay_start.h"
 #include "training/files/interchange.h"
 #include "training/replay.h"
-#include "training/report/options.h"
+#include "training/report/report_arguments.h"
 #include "training/sampling.h"
 #include "training/selfcheck.h"
-#include "training/supervise/options.h"
-#include "training/sweep/options.h"
+#include "training/supervise/supervise_arguments.h"
+#include "training/sweep/sweep_arguments.h"
 
 namespace train_gpt {
 

@@ -12,7 +12,7 @@
 #include "training/commands/commands.h"
 #include "training/commands/prompts.h"
 #include "training/inference_session.h"
-#include "training/look/page.h"
+#include "training/look/look_page.h"
 
 namespace train_gpt::commands {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "training/report/options.h"
 #include "training/report/recorded_run.h"
+#include "training/report/report_arguments.h"
 #include "training/watch/progress.h"
 
 namespace train_gpt {

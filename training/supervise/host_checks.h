@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "training/supervise/decisions.h"
 #include "training/supervise/start_ranks.h"
+#include "training/supervise/supervise_decisions.h"
 
 namespace train_gpt {
 

@@ -6,8 +6,8 @@
 
 #include "training/config/config.h"
 #include "training/supervise/hosts.h"
-#include "training/supervise/options.h"
 #include "training/supervise/ranks_on_hosts.h"
+#include "training/supervise/supervise_arguments.h"
 
 namespace train_gpt {
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "training/supervise/decisions.h"
 #include "training/supervise/host_agent.h"
 #include "training/supervise/hosts.h"
+#include "training/supervise/supervise_decisions.h"
 
 namespace train_gpt {
 

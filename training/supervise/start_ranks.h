@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "training/config/config.h"
-#include "training/supervise/decisions.h"
 #include "training/supervise/job.h"
+#include "training/supervise/supervise_decisions.h"
 #include "training/supervise/supervisor_log.h"
 
 namespace train_gpt {

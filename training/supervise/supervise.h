@@ -12,8 +12,8 @@
 //      explains the failure; hosts that it names get no ranks, and 2 to 4 come again
 //   5. the ranks train
 //
-// Another start follows if ranks were lost or have failed (decisions.h). The job ends after
-// max_restarts starts without a new checkpoint.
+// Another start follows if ranks were lost or have failed (supervise_decisions.h). The job ends
+// after max_restarts starts without a new checkpoint.
 #pragma once
 #include "training/supervise/job.h"
 

@@ -23,8 +23,8 @@
 #include "training/files/run_folder.h"
 #include "training/interrupt.h"
 #include "training/sweep/jobs.h"
-#include "training/sweep/page.h"
 #include "training/sweep/summary.h"
+#include "training/sweep/sweep_page.h"
 
 namespace train_gpt {
 

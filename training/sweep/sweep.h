@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "training/config/config.h"
-#include "training/sweep/options.h"
 #include "training/sweep/recorded.h"
+#include "training/sweep/sweep_arguments.h"
 #include "training/sweep/variants.h"
 
 namespace train_gpt {

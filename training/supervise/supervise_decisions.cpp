@@ -1,4 +1,4 @@
-#include "training/supervise/decisions.h"
+#include "training/supervise/supervise_decisions.h"
 
 #include <algorithm>
 #include <cctype>

@@ -1,4 +1,4 @@
-#include "training/look/page.h"
+#include "training/look/look_page.h"
 
 #include <cmath>
 #include <ctime>

@@ -1,4 +1,4 @@
-#include "training/sweep/page.h"
+#include "training/sweep/sweep_page.h"
 
 #include <algorithm>
 #include <cmath>

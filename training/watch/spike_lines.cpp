@@ -1,4 +1,4 @@
-#include "training/watch/spikes.h"
+#include "training/watch/spike_lines.h"
 
 #include <algorithm>
 #include <cmath>
