@@ -1,4 +1,8 @@
 // A TokenGenerator that caches the keys and values of all earlier tokens.
+//
+// Its tokens come in chunks, not in a TokenBatch (token_batch.h). A chunk has any number of rows,
+// up to the most, and a DeviceBatch copies whole batches. The rows may be parts of several texts
+// that begin at any position, and only some rows have targets.
 #pragma once
 #include <cstdint>
 #include <functional>
