@@ -1,5 +1,5 @@
 // Which ranks add up which gradients. The traffic, the first collectives and the simulation of a
-// step ask this list; Gradients makes the same sums.
+// step ask this list, and Gradients goes through it.
 #pragma once
 #include <cstddef>
 #include <cstdint>

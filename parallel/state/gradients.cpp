@@ -20,9 +20,6 @@ Gradients::Gradients(const ParameterBuffers& buffers, Grids* grids)
       ready_(buckets().size()),
       ready_of_unit_(static_cast<size_t>(buffers.units())),
       being_written_(buckets().size()) {
-    for (const GradientSum& sum :
-         gradient_sums(buffers.layout(), buffers.parameters(), buffers.sharding()))
-        if (sum.over == SumOver::ends) ends_sum_ = sum;
     for (size_t i = 0; i < written_.size(); ++i)
         of_unit_[static_cast<size_t>(buffers.parameters()[i].unit)].push_back(static_cast<int>(i));
 }
@@ -32,20 +29,26 @@ void Gradients::connect(const Mesh& mesh, Exchange& exchange, TensorGroup* tenso
     exchange_ = &exchange;
     if (sharding.tensors > 1) tensor_ = tensor;
     assert(bool(tensor_) == (sharding.tensors > 1));
-    const auto group = [&](SumOver over) { return &group_of(over, mesh, sharding); };
-    if (sharding.tied_ends) ends_ = group(SumOver::ends);
-    if (sharding.size > 1) shards_ = group(SumOver::shards);
-    if (sharding.replicas > 1) replicas_ = group(SumOver::replicas);
-    const auto names = [&](const Communicator* of, size_t n) {
-        return std::vector<std::string>(n, of ? mesh.name_of(*of) : "");
+    const auto connect = [&](SumOver over, bool has_others, size_t slots) {
+        if (!has_others) return;
+        Communicator& ranks = group_of(over, mesh, sharding);
+        const std::vector<std::string> names(slots, mesh.name_of(ranks));
+        groups_[over] = {.ranks = &ranks, .first_slot = exchange.add_slots(names)};
     };
-    first_slot_ = exchange.add_slots(names(shards_, buckets().size()));
-    exchange.add_slots(names(replicas_, buckets().size()));
-    exchange.add_slots(names(ends_, 1));
-    if (!shards_) return;
-    assert(shards_->size() == sharding.size && shards_->rank() == sharding.rank);
+    connect(SumOver::shards, sharding.size > 1, buckets().size());
+    connect(SumOver::replicas, sharding.replicas > 1, buckets().size());
+    connect(SumOver::ends, sharding.tied_ends, 1);
+    sums_of_.resize(buckets().size());
+    for (const GradientSum& sum : gradient_sums(buffers_.layout(), buffers_.parameters(), sharding))
+        if (sum.over == SumOver::ends)
+            ends_sum_ = sum;
+        else
+            sums_of_[sum.first_bucket].push_back(sum);
+    if (!has_shards()) return;
+    Communicator& shards = *groups_.at(SumOver::shards).ranks;
+    assert(shards.size() == sharding.size && shards.rank() == sharding.rank);
     Stream stream(buffers_.device());
-    registration_ = shards_->register_buffers(stream, buffers_.exchanged());
+    registration_ = shards.register_buffers(stream, buffers_.exchanged());
 }
 
 void Gradients::begin_step(int micro_batches, int most) {
@@ -61,7 +64,7 @@ void Gradients::begin_step(int micro_batches, int most) {
 /// Before gradients of a unit are written for a micro-batch: those that were written to the same
 /// memory before may still be on their way.
 void Gradients::make_room(Stream& stream, int unit) {
-    if (!reduces_each() || !shards_) return;
+    if (!reduces_each() || !has_shards()) return;
     for (size_t b = buffers_.first_bucket(unit);
          b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
         if (being_written_[b]) continue;
@@ -70,7 +73,7 @@ void Gradients::make_room(Stream& stream, int unit) {
         if (const int turn = buffers_.turn_of_gradients(b); turn >= 0)
             before = std::exchange(last_in_turn_[turn], b).value_or(b);
         assert(before == b || !being_written_[before]);
-        exchange_->hold(stream, shards_slot(before));
+        exchange_->hold(stream, slot(SumOver::shards, before));
     }
 }
 
@@ -137,79 +140,62 @@ void Gradients::ready(Stream& stream, int unit) {
         ++ready_[b];
         if (ready_[b] % (reduces_each() ? units_of(b) : all_of(b)) != 0) continue;
         being_written_[b] = false;
-        if (looks_only_) continue;
-        add_over_tensor(stream, b);
-        if (shards_) add_over_shards(stream, b);
+        if (looks_only_ || !exchange_) continue;
+        for (const GradientSum& sum : sums_of_[b])
+            if (sum.every_micro_batch || ready_[b] == all_of(b)) add_over_ranks(stream, sum);
     }
 }
 
-void Gradients::add_over_tensor(Stream& stream, size_t b) {
+/// Adds gradients of a bucket. A sum over replicas adds what the sums over shards have left in this
+/// rank's elements, in the order of the replicas; others add all that this rank has computed.
+void Gradients::add_over_ranks(Stream& stream, const GradientSum& sum) {
+    const size_t b = sum.first_bucket;
     const Bucket& bucket = buckets()[b];
-    const Range added = bucket.added_over_tensor;
-    if (tensor_)
-        tensor_->add_up_gradients(stream,
-                                  buffers_.bucket_gradients(b) + (added.first - bucket.range.first),
-                                  added.n, grids_ ? DType::int32 : DType::fp32);
-}
-
-void Gradients::add_over_shards(Stream& stream, size_t b) {
-    const Bucket& bucket = buckets()[b];
+    float* const gradients = buffers_.bucket_gradients(b);
+    if (sum.over == SumOver::tensor)
+        return tensor_->add_up_gradients(stream,
+                                         gradients + (sum.elements.first - bucket.range.first),
+                                         sum.elements.n, sum.dtype);
+    Communicator& ranks = *groups_.at(sum.over).ranks;
+    const bool of_shards = sum.over == SumOver::shards, is_last = &sum == &sums_of_[b].back();
     const Range mine = buffers_.owned(bucket);
     const int64_t skipped = mine.first - bucket.range.first;
-    float* const gradients = buffers_.bucket_gradients(b);
-    const bool last = ready_[b] == all_of(b);
-    exchange_->submit(stream, shards_slot(b), [&](Stream& exchange) {
-        if (tensor_) tensor_->hold_gradients(exchange);
-        const TraceSpan span(TraceTrack::exchange, exchange, "reduce bucket", static_cast<int>(b));
-        const DType dtype = buffers_.sharding().dtype_between_ranks();
-        const bool rounded = dtype == DType::bf16;
-        void* const all = rounded ? static_cast<void*>(buffers_.rounded_gradients()) : gradients;
-        void* const sums = static_cast<char*>(all) + skipped * static_cast<int64_t>(size_of(dtype));
-        if (rounded)
-            round_to_bf16(exchange, buffers_.rounded_gradients(), gradients, bucket.range.n);
-        if (buffers_.sharding().is_split())
-            shards_->reduce_scatter(exchange, sums, all, bucket.shard, dtype);
-        else
-            shards_->all_reduce(exchange, all, bucket.range.n, dtype);
-        if (reduces_each()) {
-            float* const owned = buffers_.owned_gradients(bucket);
+    float* const owned = buffers_.owned_gradients(bucket);
+    exchange_->submit(stream, slot(sum.over, b), [&](Stream& exchange) {
+        if (tensor_ && of_shards) tensor_->hold_gradients(exchange);
+        const TraceSpan span(TraceTrack::exchange, exchange,
+                             of_shards ? "reduce bucket" : "add replicas", static_cast<int>(b));
+        float* const read = of_shards ? gradients : owned;
+        const bool is_rounded = sum.dtype == DType::bf16;
+        void* all = read;
+        if (is_rounded) {
+            bf16* rounded = buffers_.rounded_gradients();
+            // Where no other micro-batch was added, the sums over shards are still there, rounded.
+            if (of_shards || reduces_each())
+                round_to_bf16(exchange, rounded, read, sum.elements.n);
+            else
+                rounded += skipped;
+            all = rounded;
+        }
+        void* sums = all;
+        if (sum.scattered) {
+            sums = static_cast<char*>(all) + skipped * static_cast<int64_t>(size_of(sum.dtype));
+            ranks.reduce_scatter(exchange, sums, all, bucket.shard, sum.dtype);
+        } else {
+            ranks.all_reduce(exchange, all, sum.elements.n, sum.dtype);
+        }
+        if (sum.every_micro_batch) {
             const bool accumulate = ready_[b] > units_of(b);
             if (grids_)
                 add_integers(exchange, reinterpret_cast<int32_t*>(owned),
                              static_cast<const int32_t*>(sums), mine.n, accumulate);
             else
-                widen(exchange, owned, sums, dtype, mine.n, accumulate);
-        } else if (rounded && !replicas_) {
-            widen(exchange, gradients + skipped, sums, dtype, mine.n, false);
+                widen(exchange, owned, sums, sum.dtype, mine.n, accumulate);
+        } else if (is_rounded && is_last) {
+            widen(exchange, owned, sums, sum.dtype, mine.n, false);
         }
-        if (last && !replicas_ && exchange_->beside() && !completes_late(b))
+        if (is_last && ready_[b] == all_of(b) && exchange_->beside() && !completes_late(b))
             when_summed_(exchange, b);
-    });
-    if (last && replicas_) add_over_replicas(stream, b);
-}
-
-/// Adds the sums of all groups that hold the same shards, in the order of the groups.
-void Gradients::add_over_replicas(Stream& stream, size_t b) {
-    const Bucket& bucket = buckets()[b];
-    const Range mine = buffers_.owned(bucket);
-    const int64_t skipped = mine.first - bucket.range.first;
-    exchange_->submit(stream, replicas_slot(b), [&](Stream& exchange) {
-        const TraceSpan span(TraceTrack::exchange, exchange, "add replicas", static_cast<int>(b));
-        float* const sums = buffers_.owned_gradients(bucket);
-        const DType dtype = buffers_.sharding().dtype_between_ranks();
-        if (dtype == DType::bf16) {
-            bf16* rounded = buffers_.rounded_gradients();
-            // Where no other micro-batch was added, the group's sums are still there, rounded.
-            if (reduces_each())
-                round_to_bf16(exchange, rounded, sums, mine.n);
-            else
-                rounded += skipped;
-            replicas_->all_reduce(exchange, rounded, mine.n, DType::bf16);
-            widen(exchange, sums, rounded, DType::bf16, mine.n, false);
-        } else {
-            replicas_->all_reduce(exchange, sums, mine.n, dtype);
-        }
-        if (exchange_->beside() && !completes_late(b)) when_summed_(exchange, b);
     });
 }
 
@@ -225,7 +211,7 @@ void Gradients::skip(Stream& stream, int unit) {
 /// Adds the gradient sums of both holders of a tied embedding. One rank of each holder has an
 /// element's sum, so that two ranks contribute it and the others zeros.
 void Gradients::add_over_ends(Stream& stream) {
-    exchange_->submit(stream, ends_slot(), [&](Stream& exchange) {
+    exchange_->submit(stream, slot(SumOver::ends), [&](Stream& exchange) {
         const TraceSpan span(TraceTrack::exchange, exchange, "add tied embedding");
         const int64_t n = ends_sum_->elements.n;
         float* const all = buffers_.reduced_gradient(ends_sum_->parameter);
@@ -243,25 +229,24 @@ void Gradients::add_over_ends(Stream& stream) {
                 copy(exchange, all + piece.range.first, piece.gradient, bytes(piece.range.n));
         }
         clear(exchange, all + end, bytes(n - end));
-        ends_->all_reduce(exchange, all, n, ends_sum_->dtype);
+        groups_.at(SumOver::ends).ranks->all_reduce(exchange, all, n, ends_sum_->dtype);
         for (const ParameterBuffers::Piece& piece : pieces)
             if (apart)
                 copy(exchange, piece.gradient, all + piece.range.first, bytes(piece.range.n));
     });
-    exchange_->hold(stream, ends_slot());
+    exchange_->hold(stream, slot(SumOver::ends));
 }
 
 void Gradients::finish(Stream& stream) {
     // With the whole model on this rank, the embedding's gather has already waited for these sums.
     // Later pipeline stages have no embedding, so wait here.
     if (tensor_) tensor_->wait_gradients(stream);
-    for (size_t b = 0; b < buckets().size(); ++b) {
-        if (shards_) exchange_->hold(stream, shards_slot(b));
-        if (replicas_) exchange_->hold(stream, replicas_slot(b));
-    }
+    for (size_t b = 0; b < sums_of_.size(); ++b)
+        for (const GradientSum& sum : sums_of_[b])
+            if (sum.over != SumOver::tensor) exchange_->hold(stream, slot(sum.over, b));
     if (ends_sum_) add_over_ends(stream);
     for (size_t b = 0; b < buckets().size(); ++b)
-        if (!shards_ || !exchange_->beside() || completes_late(b)) when_summed_(stream, b);
+        if (!has_shards() || !exchange_->beside() || completes_late(b)) when_summed_(stream, b);
 }
 
 }  // namespace train_gpt

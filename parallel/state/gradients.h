@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -66,7 +67,7 @@ class Gradients {
     void skip(Stream& stream, int unit);
     /// Whether the ranks' collectives run beside a backward pass: the last micro-batch's, or any.
     bool exchanges_beside(bool last) const {
-        return shards_ && exchange_->beside() && (last || reduces_each());
+        return has_shards() && exchange_->beside() && (last || reduces_each());
     }
     /// Calls `work` as soon as the sums of a bucket over all ranks are in its pieces: on a GPU with
     /// other ranks after the bucket's last reduction, concurrently with the backward pass of
@@ -87,9 +88,7 @@ class Gradients {
 
     const std::vector<Bucket>& buckets() const { return buffers_.layout().buckets(); }
     void make_room(Stream& stream, int unit);
-    void add_over_tensor(Stream& stream, size_t bucket);
-    void add_over_shards(Stream& stream, size_t bucket);
-    void add_over_replicas(Stream& stream, size_t bucket);
+    void add_over_ranks(Stream& stream, const GradientSum& sum);
     void add_over_ends(Stream& stream);
     /// The sums of a bucket are complete only after finish().
     bool completes_late(size_t bucket) const { return ends_sum_ && ends_sum_->has(bucket); }
@@ -100,24 +99,27 @@ class Gradients {
         return steps_ * most_micro_batches + ready_of_unit_[static_cast<size_t>(unit)];
     }
     int all_of(size_t b) const { return micro_batches_ * units_of(b); }
-    // What is waited for each by itself: each bucket's sums over shards and replicas, and the sum
-    // over the pipeline's ends.
-    int shards_slot(size_t bucket) const { return first_slot_ + static_cast<int>(bucket); }
-    int replicas_slot(size_t bucket) const {
-        return shards_slot(buckets().size()) + static_cast<int>(bucket);
+    bool has_shards() const { return groups_.contains(SumOver::shards); }
+    /// What is waited for each by itself: each bucket's sums over shards and replicas, and the sum
+    /// over the pipeline's ends.
+    int slot(SumOver over, size_t bucket = 0) const {
+        return groups_.at(over).first_slot + static_cast<int>(bucket);
     }
-    int ends_slot() const { return replicas_slot(buckets().size()); }
 
     const ParameterBuffers& buffers_;
     Grids* grids_;
     bool looks_only_ = false;
+    // Of each bucket, the sums that it goes through, in order; empty before connect().
+    std::vector<std::vector<GradientSum>> sums_of_;
     std::optional<GradientSum> ends_sum_;  // of a tied embedding that another stage holds, too
     Exchange* exchange_ = nullptr;
-    int first_slot_ = 0;
-    // The groups of the sums; null where this rank is alone.
-    Communicator *shards_ = nullptr, *replicas_ = nullptr, *ends_ = nullptr;
-    TensorGroup* tensor_ = nullptr;
-    std::shared_ptr<void> registration_;  // of the buffers, with shards_
+    struct Group {
+        Communicator* ranks = nullptr;
+        int first_slot = 0;  // of the exchange
+    };
+    std::map<SumOver, Group> groups_;     // that have other ranks, without tensor-parallel ranks
+    TensorGroup* tensor_ = nullptr;       // tensor-parallel ranks; null where this rank is alone
+    std::shared_ptr<void> registration_;  // of the buffers, with the group of shards
     std::function<void(Stream&, size_t)> when_summed_ = [](Stream&, size_t) {};
     std::vector<std::vector<int>> of_unit_;  // parameters
     std::vector<bool> written_;              // of each parameter: later gradients are added
