@@ -122,7 +122,7 @@ class TrainLoader {
     int most_micro_batches() const {
         return (part_at(next_step()).micro_batches + options_.world - 1) / options_.world;
     }
-    /// This rank's first micro-batch among those of a step.
+    /// This rank's first micro-batch among the micro-batches of a step.
     int first_micro_batch(int64_t step) const { return part_at(step).first_micro_batch; }
     /// Seconds that next() has spent waiting for data so far.
     double wait_seconds() const { return wait_seconds_; }

@@ -18,7 +18,7 @@ struct Source {
     bool jsonl = false;  // JSON Lines or one JSON array; else plain text
     Compression compression = Compression::none;
     int64_t size = 0, modified = 0;  // of the file: bytes, and ns since 1970; 0 for standard input
-    // Its first bytes, unpacked, if they were read in advance. Those of standard input cannot be
+    // Its first bytes, unpacked, if they were read in advance. Bytes of standard input cannot be
     // read again.
     std::shared_ptr<const std::string> held;
     std::string column = {};  // Parquet: the one that has the texts; empty: not Parquet

@@ -18,8 +18,9 @@ struct Device {
     enum class Kind : uint8_t { cpu, cuda };
     Kind kind = Kind::cpu;
     int index = 0;
-    // Of a GPU that is not here, and for which memory is only counted: 80 for sm_80. 0: it is here.
-    // A build without CUDA kernels counts with a CPU in its place.
+    // The architecture (80 for sm_80) of a GPU that is not here, and for which memory is only
+    // counted. 0: the GPU is here. A build without CUDA kernels counts with
+    // a CPU in its place.
     int planned_architecture = 0;
 
     bool is_cuda() const { return kind == Kind::cuda; }

@@ -40,7 +40,7 @@ void round_and_add(Stream& stream, std::span<const ExactSegment> segments);
 /// rounds each row when the row is complete, and adds it to the sums.
 struct ExactRows {
     const int32_t* exponent = nullptr;  // E
-    /// The bits of the largest |g|; the kernel makes them those of a larger one.
+    /// The bits of the largest |g|. The kernel replaces them by the bits of a larger one.
     uint32_t* largest = nullptr;
     bool looks_only = false;  // the kernel finds the largest |g|, and leaves the sums as they are
 };

@@ -31,7 +31,7 @@ struct Fp8Scaling {
     float* amax = nullptr;
     /// *scale is known not to be 0, so that no pass over the tensor looks for its amax first.
     bool is_set = false;
-    /// Of activations: where a kernel that rounds its own result writes 1 / *scale, at a multiple
+    /// Where a kernel that rounds its own result, an activation, writes 1 / *scale, at a multiple
     /// of 16 bytes; may be null.
     float* inverse = nullptr;
 };

@@ -7,7 +7,7 @@
 
 namespace train_gpt {
 
-/// Formats as types. A code is sign · 2^7 + magnitude; magnitudes ascend, as those of floats do.
+/// Formats as types. A code is sign · 2^7 + magnitude. Magnitudes ascend, as the bits of floats do.
 struct E4M3 {
     static constexpr int mantissa_bits = 3, bias = 7;
     static constexpr float largest = 448;

@@ -1,6 +1,6 @@
-// Rounding to fp8 in the kernel that computes a matrix: a block rounds a tile of it and writes its
-// codes, those of its transpose and its largest magnitude. Maxima of magnitudes are integer
-// atomics, which do not depend on the order.
+// Rounding to fp8 in the kernel that computes a matrix. A block rounds a tile of the matrix. It
+// writes the codes of the tile and of its transpose, and the tile's largest magnitude. Maxima of
+// magnitudes are integer atomics, which do not depend on the order.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -40,7 +40,7 @@ struct QkNorm {
 };
 
 /// The first step of a norm over the whole width: sums [B·T, 2] = Σ q² and Σ k² of each token over
-/// this rank's heads, in fp32 and a fixed order. Of the shape, table and doc_start are not used.
+/// this rank's heads, in fp32 and a fixed order. The shape's table and doc_start are not used.
 struct QkNormSums {
     RopeShape shape;
     HeadsView q, k;

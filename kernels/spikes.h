@@ -1,4 +1,4 @@
-// Spikes: steps whose loss or gradient norm is far above those of the steps before.
+// Spikes: steps whose loss or gradient norm is far above the losses or norms of the steps before.
 #pragma once
 #include <cstdint>
 

@@ -38,7 +38,7 @@ void swiglu_forward(Stream& stream, const SwigluForward& args);
 /// same bits; so it need not be kept until then:
 ///   dgate = dout ⊙ up ⊙ silu'(gate), silu'(x) = σ(x)·(1 + x·(1 − σ(x)))
 ///   dup   = dout ⊙ silu(gate)
-/// or those of the clamped form.
+/// or the gradients of the clamped form.
 /// dout, out [M, F], dgate_up, gate_up [M, 2F]. dgate_up may be gate_up, and out may be dout.
 struct SwigluBackward {
     Tensor dgate_up, dout, gate_up;

@@ -26,7 +26,7 @@ struct TensorMapArgs {
 /// a coordinate of 32 bits can be.
 std::optional<CUtensorMap> tensor_map(const TensorMapArgs& args);
 
-/// Of a view's heads: dimensions d, t, h, b.
+/// The map of a view's heads: dimensions d, t, h, b.
 std::optional<CUtensorMap> tensor_map(const HeadsView& view, int B, int rows, int heads, int D,
                                       int box_rows);
 

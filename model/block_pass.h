@@ -90,8 +90,8 @@ struct BlockGradients {
     Tensor dout = {}, dmid = {}, early = {};
     Tensor qk_dots = {};
     Tensor dexpert_out = {}, dgrouped = {}, dweights = {}, dlogits = {};
-    /// Of products in fp8 on a GPU: the gradient of a product's output, rounded for both gradients
-    /// that read it (BackwardPass::rounded_gradient()); uint8.
+    /// The gradient of a product's output, where products are in fp8 on a GPU, rounded for both
+    /// gradients that read it (BackwardPass::rounded_gradient()); uint8.
     Tensor rounded = {};
     Tensor dshared_out = {}, dshared_hidden = {}, dshared_up = {}, dshared_input = {},
            dshared_weight = {}, dshared_logit = {};

@@ -22,7 +22,7 @@ class ContextAttention {
     /// equal distances. shape.doc_start [2, B, T / 2] and lse [2, B, H, T / 2] are chunk by chunk.
     void forward(Stream& stream, const AttentionForward& args);
     /// Like attention_backward(), for the same rows. dk and dv are sums over the queries of all
-    /// ranks, added in fp32 and rounded once. dsinks are those of the rank's queries. Each rank
+    /// ranks, added in fp32 and rounded once. dsinks are of the rank's queries alone. Each rank
     /// adds the sum over its late chunk and the sum over its early chunk. Then the ranks' sums are
     /// added, in the order of ranks. gathered: the last forward pass had the same k and v, so they
     /// need not be gathered again.

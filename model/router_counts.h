@@ -28,16 +28,16 @@ struct RouterLosses {
 /// The layers that have experts, in order: router r belongs to expert_layers(spec)[r].
 std::vector<int> expert_layers(const DecoderSpec& spec);
 
-/// The counts of a step on the host. Those of experts are [routers, n_expert], in the order of the
+/// The counts of a step on the host. Counts of experts are [routers, n_expert], in the order of the
 /// layers that have experts.
 struct RouterReport {
     int n_expert = 0;
     std::vector<int32_t> chosen = {};  // how often each expert was chosen
     std::vector<int32_t> mass = {};    // Σ of its probability, in a unit that is the same for all
     std::vector<float> biases = {};    // its selection bias in the step; empty if there are none
-    // Of each router: in how many sequences its probabilities were not finite
+    // In how many sequences each router's probabilities were not finite
     std::vector<int32_t> not_finite = {};
-    // Of each router: how many routes were dropped, of experts with a capacity; else empty
+    // How many routes of each router were dropped, if experts have a capacity; else empty
     std::vector<int32_t> dropped = {};
 
     int64_t routers() const { return n_expert > 0 ? std::ssize(chosen) / n_expert : 0; }

@@ -33,14 +33,15 @@ class Fingerprints {
         std::string differing_copies = {};
     };
     /// A step's tokens and targets, of each micro-batch after the step's begin. micro_batch: its
-    /// number among those of all ranks.
+    /// number among the micro-batches of all ranks.
     void begin_step(Stream& stream);
     void add_input(Stream& stream, const TokenBatch& batch, int64_t micro_batch);
 
     /// "gradient", "master", then the optimizer's slots.
     const std::vector<std::string>& kinds() const { return kinds_; }
-    /// Of all tensors, in the order of the registry: the state after the last update, and the
-    /// gradient sums that it read. All ranks call it between two steps; it waits for the device.
+    /// The fingerprints of all tensors, in the order of the registry: of their state after the last
+    /// update, and of the gradient sums that it read. All ranks call it between two steps; it waits
+    /// for the device.
     OfStep take(Stream& stream, const World& world) const;
 
   private:
@@ -51,8 +52,8 @@ class Fingerprints {
 
     std::vector<std::string> names_, kinds_;
     std::vector<FingerprintSegment> segments_;
-    // Of this rank, in the device's memory: [tensors, kinds] of what it holds first, the same of
-    // its copies of what an earlier rank holds, and one of the input.
+    // This rank's, in the device's memory: [tensors, kinds] of what it holds first, the same of its
+    // copies of what an earlier rank holds, and one of the input.
     uint64_t *sums_ = nullptr, *copies_ = nullptr, *input_ = nullptr;
     std::vector<int64_t> held_, copied_;  // elements of this rank, by tensor
     BatchShape batch_;

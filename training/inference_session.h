@@ -28,7 +28,8 @@ class InferenceSession {
     /// The checkpoint's folder.
     const std::filesystem::path& path() const { return path_; }
     const DecoderSpec& spec() const { return spec_; }
-    /// Of the run that wrote the checkpoint; the model's context if no run did.
+    /// The length with which the run trained that wrote the checkpoint; the model's context if no
+    /// run wrote it.
     int sequence_length() const { return sequence_length_; }
     Stream& stream() { return stream_; }
     Generator& generator() { return *generator_; }           // not For::evaluation

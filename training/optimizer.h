@@ -134,9 +134,9 @@ class Optimizer {
     // tensor.
     double* partials_ = nullptr;
     std::vector<int64_t> partial_counts_;  // blocks of each tensor
-    // Each holds the step's sums, then a sum of squares for each tensor; with exact sums, those of
-    // all ranks are only in sums_. sums_of_rank_ is of this rank, gathered_ has the sums of each
-    // rank one after the other, and sums_ has the totals.
+    // Each holds the step's sums, then a sum of squares for each tensor. sums_of_rank_ is of this
+    // rank, gathered_ has the sums of each rank one after the other, and sums_ has the totals. With
+    // exact sums, only sums_ has all ranks' sums of squares.
     double *sums_of_rank_ = nullptr, *gathered_ = nullptr, *sums_ = nullptr;
     StepState* state_ = nullptr;
     SpikeHistory* history_ = nullptr;

@@ -90,8 +90,8 @@ struct Trainer {
     const TokenBatch& batch_of(int micro_batch) const {
         return batches_[static_cast<size_t>(micro_batch) % batches_.size()];
     }
-    /// Executes an action. Losses of micro-batches are added to the step's. Of a micro-batch that
-    /// only other ranks have, it takes part in what the ranks exchange.
+    /// Executes an action. Adds the micro-batch's losses to the step's. If only other ranks have the
+    /// micro-batch, takes part in what the ranks exchange.
     void execute(const PipelineAction& action);
     /// After one of the last two spikes, counted from 1: the losses of this rank's micro-batches in
     /// it; none on ranks without losses.
@@ -145,14 +145,14 @@ struct Trainer {
     double* requests_ = nullptr;  // in host memory: for stop_requests and save_progress
     /// A rank's micro-batches of a step whose losses are kept at a spike: the first ones.
     static constexpr int kept_micro_batches = 4096;
-    // The sum of the losses of each micro-batch; and [2] of those of the last two spikes.
+    // The sum of the losses of each micro-batch; and [2] the same at the last two spikes.
     double *losses_ = nullptr, *kept_losses_ = nullptr;
     bool counts_losses_;               // of the ranks that compute the same losses, the first one
     int sources_;                      // of training data
     int reserved_sms_;                 // by products while ranks exchange gradients
     std::vector<TokenBatch> batches_;  // that are in use
     const std::vector<PipelineAction>* actions_ = nullptr;
-    int first_micro_batch_ = 0;  // of this rank, among those of all ranks
+    int first_micro_batch_ = 0;  // of this rank, among the micro-batches of all ranks
     int micro_batches_ = 0;      // of this rank in the step
 };
 

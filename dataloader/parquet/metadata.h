@@ -50,10 +50,10 @@ struct PageHeader {
     int kind = 0;
     size_t unpacked = 0, packed = 0;  // sizes
     std::optional<uint32_t> crc;      // of the page as it is in the file
-    // Of data pages and dictionaries:
+    // Data pages and dictionaries have these:
     uint32_t values = 0;
     int encoding = 0;
-    // Of data pages:
+    // Data pages have these:
     int level_encoding = 0;
     uint32_t nulls = 0, rows = 0;  // v2
     size_t level_bytes = 0;        // v2: before the values, not compressed

@@ -93,7 +93,7 @@ class TextColumn {
     int64_t page_ = 0;  // in the row group, from 1
     int64_t file_bytes_ = 0;
 
-    // Of the row group:
+    // The row group:
     int64_t rows_left_ = 0;                  // in pages that have not begun
     int64_t next_byte_ = 0, last_byte_ = 0;  // in the file: what is not yet in window_
     std::string window_;                     // bytes that were read ahead
@@ -101,7 +101,7 @@ class TextColumn {
     bool has_dictionary_ = false;
     Dictionary dictionary_;
 
-    // Of the page:
+    // The page:
     int64_t values_left_ = 0;
     int64_t nulls_left_ = 0;  // that its header counts; -1: it does not count them
     bool has_levels_ = false;

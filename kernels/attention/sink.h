@@ -24,8 +24,8 @@ struct Sink {
                                                         : sinks.as<float>()[h]);
     }
 
-    /// Of a row of scores with the maximum row_max, in units of log 2, and total = Σ 2^(score −
-    /// row_max).
+    /// What ends a row of scores whose maximum is row_max, in units of log 2. total: the row's
+    /// Σ 2^(score − row_max).
     RowEnd end_row(float row_max, float total) const {
         if (!exists) return {1.0f / total, row_max * ln_2 + std::log(total)};
         const float largest = std::max(row_max, log2), rescale = std::exp2(row_max - largest),

@@ -17,8 +17,8 @@ namespace train_gpt {
 ///   not_finite += how many sequences s have probabilities that are not finite
 ///   dropped += Σ_s Σ_i max(0, counts[s, i] − capacity), if given (GroupRows)
 /// chosen, mass int32 [1, E]; not_finite, dropped int32 [1, 1]; counts int32 [S, E] and
-/// probabilities fp32 [S, E] as Route writes them: those of a sequence are finite, or none is. One
-/// that is not finite adds nothing to mass.
+/// probabilities fp32 [S, E] as Route writes them. All probabilities of a sequence are finite, or
+/// none is. A probability that is not finite adds nothing to mass.
 struct CountRoutes {
     Tensor chosen, mass, not_finite, counts, probabilities;
     float unit = 1;

@@ -11,9 +11,9 @@ constexpr int most_experts = 512, most_experts_per_token = 16;
 
 enum class RouterScore : uint8_t { softmax, sigmoid };
 
-/// Of a token with logits z, the score of expert i is s_i = softmax(z)_i over all experts, or
-/// σ(z_i). The weight of a chosen expert is scale·s_i or, if `normalise`, scale·s_i / Σ_chosen s.
-/// Its probability for the auxiliary loss is p_i = s_i / Σ_all s.
+/// A token with logits z gives expert i the score s_i = softmax(z)_i over all experts, or σ(z_i).
+/// The weight of a chosen expert is scale·s_i or, if `normalise`, scale·s_i / Σ_chosen s. Its
+/// probability for the auxiliary loss is p_i = s_i / Σ_all s.
 struct RouterRule {
     RouterScore score = RouterScore::softmax;
     bool normalise = false;

@@ -13,7 +13,7 @@ namespace train_gpt::cuda::wgmma_stages {
 
 constexpr int tile_rows = 128, group_threads = hopper::warpgroup_size, consumers = 2,
               threads = (consumers + 1) * group_threads, consumer_warps = consumers * 4;
-/// Of a row of a slice: 64 elements of bf16, or 128 codes of fp8.
+/// The bytes of a slice's row: 64 elements of bf16, or 128 codes of fp8.
 constexpr int stage_row_bytes = 128;
 /// 504 registers for the three threads of each warpgroup's lane: block_n = 256 has 128 sums.
 constexpr int producer_registers = 56, consumer_registers = 224;

@@ -109,7 +109,7 @@ class Gradients {
     const ParameterBuffers& buffers_;
     Grids* grids_;
     bool looks_only_ = false;
-    // Of each bucket, the sums that it goes through, in order; empty before connect().
+    // The sums that each bucket goes through, in order; empty before connect().
     std::vector<std::vector<GradientSum>> sums_of_;
     std::optional<GradientSum> ends_sum_;  // of a tied embedding that another stage holds, too
     Exchange* exchange_ = nullptr;

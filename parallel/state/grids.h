@@ -15,7 +15,7 @@
 
 namespace train_gpt {
 
-/// A tensor's grids, and where they are among those of the model.
+/// A tensor's grids, and where they are among the model's grids.
 struct TensorPlace {
     std::string name;
     int64_t parts = 1;   // of a split tensor, by tensor-parallel rank
@@ -111,7 +111,7 @@ class Grids {
 
   private:
     int64_t tensors() const { return std::ssize(layout_.tensors()); }
-    /// Of parameter i as this rank holds it.
+    /// Which of the layout's tensors this rank holds as parameter i.
     int64_t tensor_of(int i) const;
     int64_t first_block_of(int i) const;
     int64_t* maxima() const { return sums_; }

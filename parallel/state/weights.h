@@ -70,7 +70,7 @@ class Weights {
     void use_fp8(std::vector<const ProductScales*> scales, Arena& arena) {
         rounded_ = RoundedWeights(buffers_, std::move(scales), arena);
     }
-    /// The weights are those of another step.
+    /// Another step begins, with other weights.
     void begin_step() { rounded_.forget_all(); }
 
     /// What a lease is for: training passes may compute products in fp8.

@@ -47,7 +47,7 @@ struct CommandLine {
     // train, sweep, plan, eval: a folder that `tokenize` wrote; for eval also a glob
     std::string data;
 
-    // train, replay: whose choices to take (decide()); empty: those of its checkpoint
+    // train, replay: whose choices to take (decide()); empty: its checkpoint's
     std::string choices;
 
     // train, sweep, plan

@@ -420,7 +420,7 @@ struct Config {
     int sequence_length() const {
         return batch.sequence_length ? batch.sequence_length : model.n_ctx;
     }
-    /// The tokens of the smallest step. Those of all steps are multiples of it.
+    /// The tokens of the smallest step. Every step's tokens are a multiple of them.
     int64_t least_tokens_per_step() const {
         return batch.warmup_tokens > 0 ? batch.warmup_tokens_per_step : batch.tokens_per_step;
     }

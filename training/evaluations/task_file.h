@@ -19,7 +19,7 @@ enum class TaskForm {
 enum class TaskProcedure {
     core,    // nanochat's for CORE: items are shuffled; choices differ after the tokens that all of
              // them share; the lowest mean loss wins
-    harness  // lm-evaluation-harness's: a choice is the tokens after those of the context alone;
+    harness  // lm-evaluation-harness's: a choice is the tokens after the context's own tokens;
              // the lowest sum of losses wins
 };
 

@@ -26,8 +26,8 @@ struct Estimate {
 
 /// What an item's answers make of it.
 struct ItemScores {
-    /// The answer with the lowest loss: the sum, or divided by the answer's characters, bytes or
-    /// tokens. Of equal ones the first.
+    /// The answer with the lowest loss: the sum, or the sum divided by the answer's characters,
+    /// bytes or tokens. If several are equal, the first one.
     size_t by_sum = 0, per_character = 0, per_byte = 0, per_token = 0;
     bool matches = false;      // every token of the continuation was the likeliest one
     double bits_per_byte = 0;  // of the right answer
@@ -52,7 +52,7 @@ struct TaskResult {
     Estimate centered = {};
 };
 
-/// `losses` has all answers of the first item, then those of the second, and so on.
+/// `losses` has all answers of the first item, then all answers of the second, and so on.
 TaskResult result_of(const Task& task, std::span<const AnswerLosses> losses);
 
 /// (accuracy − baseline) / (1 − baseline), with the baseline in percent.

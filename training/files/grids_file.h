@@ -1,5 +1,5 @@
-// The grids of exact sums in a checkpoint: grids.safetensors. Of each of the model's tensors it has
-// the exponents (kernels/exact_sums.h), I32 [parts, blocks]: a tensor that tensor-parallel ranks
+// The grids of exact sums in a checkpoint: grids.safetensors. It has the exponents of each of the
+// model's tensors (kernels/exact_sums.h), I32 [parts, blocks]. A tensor that tensor-parallel ranks
 // split has as many parts.
 #pragma once
 #include <filesystem>
@@ -15,7 +15,7 @@ namespace train_gpt {
 std::string write_grids(const std::filesystem::path& checkpoint, const GridLayout& layout,
                         std::span<const int32_t> exponents);
 
-/// Sets a store's grids to those of a checkpoint. Returns false, and changes nothing, if the
+/// Sets a store's grids to a checkpoint's grids. Returns false, and changes nothing, if the
 /// checkpoint has none, or grids of another number of tensor-parallel ranks. Throws Error if the
 /// file is damaged.
 bool read_grids(const std::filesystem::path& checkpoint, Stream& stream, Grids& grids);

@@ -32,7 +32,7 @@ std::string foreign_checkpoint(const Json& start, const HistoryChain& before);
 std::optional<HistoryBreak> broken_start(const HistoryChain& history);
 
 /// What is wrong with a checkpoint's manifest.json, by the history: a sentence. Empty if nothing
-/// is. Of checkpoints that older versions wrote the history may have no record.
+/// is. The history may have no record of checkpoints that older versions wrote.
 std::string checkpoint_trouble(const std::filesystem::path& checkpoint,
                                const HistoryChain& history);
 

@@ -15,12 +15,12 @@ struct Choices {
     int micro_batch = 0;  // sequences, even if batch.micro_batch gives them; 0: not chosen yet
     std::string recompute = {};    // the level that `auto` stands for; empty: not chosen yet
     std::optional<int> zero = {};  // of ZeRO, even if parallel.zero gives it; nothing: not chosen
-    // Of parallel.sums, even if it is given. Nothing: not chosen.
+    // What parallel.sums stands for, even if it is given. Nothing: not chosen.
     std::optional<GradientSums> sums = {};
     // The words of memory.offload, even if it gives them, on a GPU. Empty: not chosen. They change
     // no bits.
     std::vector<std::string> offload = {};
-    // Of a rank, where its products depend on them (products_depend_on_threads); else 0.
+    // A rank's threads, where its products depend on them (products_depend_on_threads); else 0.
     int threads = 0;
     std::string platform = {};  // kernel_platform() where the kernels were chosen
     std::string kernels = {};   // kernel_choices()

@@ -13,7 +13,7 @@
 //
 // Slots are F32, BF16, or U8: codes (kernels/dynamic_map.h), as "coding/SLOT" says: signs or roots
 // (√v). "SLOT.scale/NAME" has the scales of all elements of a tensor that the file has, in the
-// file's order, one for each 256. "place/KEY" is the number of such elements before those of KEY.
+// file's order, one for each 256. "place/KEY" is the number of such elements before KEY's.
 #pragma once
 #include <cstdint>
 #include <filesystem>

@@ -40,7 +40,7 @@ struct StoredModel {
     TokenIds tokens = {};
 
     /// Sets `values` to the elements [first, first + values.size()) of a parameter of
-    /// registry_of(spec), in the parameter's layout. The values are exact. Of a parameter that is
+    /// registry_of(spec), in the parameter's layout. The values are exact. If the parameter is
     /// reordered(), a call must read whole matrices of its StoredTensors.
     std::function<void(const Parameter& p, int64_t first, std::span<float> values)> read;
 };

@@ -18,8 +18,8 @@ constexpr int attention_levels = 63;
 std::string packed_levels(std::span<const unsigned char> levels, int floor);
 
 struct AttentionText {
-    /// Of each layer and of each head in `heads`: packed_levels() of the rows of all tokens, one
-    /// after the other. Row t has the sink's share, if the layer has sinks, then the weights of
+    /// For each layer and each of its heads in `heads`: packed_levels() of the rows of all tokens,
+    /// one after the other. Row t has the sink's share, if the layer has sinks, then the weights of
     /// tokens 0 … t.
     std::vector<std::vector<std::string>> layers;
     int every = 1;  // heads 0, every, 2·every, … are there

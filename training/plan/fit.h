@@ -14,12 +14,12 @@
 namespace train_gpt {
 
 /// The memory that a rank of the mesh may take. local_ranks ranks share the machine's memory, of
-/// which seven eighths may be pinned for GPUs. Of a GPU, a rank has what is free, less what
+/// which seven eighths may be pinned for GPUs. A rank may take what is free on its GPU, less what
 /// memory_of_a_gpu() keeps.
 DeviceAndHost memory_for_a_rank(const Device& device, const MeshLayout& mesh, int local_ranks = 1);
-/// Of so many free bytes of a GPU, those that a rank of the mesh may take: not 256 MiB for each
-/// axis of the mesh after the first one (replicas and shards are two), since NCCL may choose an
-/// algorithm that it has not connected (parallel/first_collectives.h).
+/// How many of a GPU's free bytes a rank of the mesh may take: all but 256 MiB for each axis of the
+/// mesh after the first one (replicas and shards are two). NCCL may choose an algorithm that it has
+/// not connected (parallel/first_collectives.h), which takes memory.
 uint64_t memory_of_a_gpu(uint64_t free, const MeshLayout& mesh);
 
 /// Whether the speed of the link decides: parallel.zero is "auto", and several ranks share the
@@ -64,8 +64,8 @@ struct Fit {
 Fit fit_into(const DeviceAndHost& available, const RunShape& shape, const Device& device,
              const Speeds& speeds = {});
 
-/// Those of the kept choices that a run takes again: all, if they still divide a step, feed all
-/// ranks and fit, or all but the offload, if another one must be found; none of them otherwise.
+/// Which of the kept choices a run takes again: all, if they still divide a step, feed all ranks
+/// and fit; all but the offload, if another one must be found; otherwise none.
 Choices usable_choices(const Choices& kept, const DeviceAndHost& available, const RunShape& shape,
                        const Device& device);
 /// The shape with these choices where the configuration leaves them open. What is not chosen stays

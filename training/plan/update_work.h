@@ -10,7 +10,7 @@ struct UpdateBytes {
     double moved = 0;  // that its passes over memory read and write
     double state = 0;  // of masters and slots beside the weights, which offloading moves each way
 };
-/// Of the pieces that the rank of these buffers updates. The buffers need no slots.
+/// The bytes of the pieces that the rank of these buffers updates. The buffers need no slots.
 UpdateBytes update_bytes(const ParameterBuffers& buffers, const RunShape& shape);
 
 /// The FLOPs of Muon's iterations on the rank that has the most of them in a step, of one pipeline

@@ -36,7 +36,7 @@ struct MetricsTable {
 
     /// Adds a line. Removes rows of the same or a later step, since these steps were run again.
     void add(double at, const Json& line);
-    /// Leaves rows out until at most `most` are left. Of each of many equal intervals of steps,
+    /// Leaves rows out until at most `most` are left. In each of many equal intervals of steps,
     /// these rows stay: the first, the last, and the rows with the smallest and the largest value
     /// of each column.
     void thin(size_t most);

@@ -25,7 +25,7 @@ void add_snapshot(std::vector<RouterSnapshot>& snapshots, const Json& line);
 
 /// {"layers": […], "experts": E, "steps": […], "load": ["…", …]}, or null if there are no
 /// snapshots. A snapshot's load is a text with E letters for each layer, which load_letter() gives.
-/// Of the snapshots, as many as have at most `most_letters` together, spread evenly, with the first
+/// As many snapshots are taken as have at most `most_letters` together, spread evenly, with the first
 /// and the last one; at least the last.
 std::string routers_json(const std::vector<RouterSnapshot>& snapshots, size_t most_letters);
 

@@ -15,7 +15,7 @@
 //   @x RANK CODE   the rank has ended, with this exit code or, if it is negative, by this signal
 //   @f TEXT        no rank was started, for this reason
 //
-// and ends after the last rank. Other lines, such as those of a login shell, are none of its own.
+// and ends after the last rank. Other lines, such as a login shell's, are none of its own.
 #pragma once
 #include <string>
 #include <vector>

@@ -39,7 +39,7 @@ std::vector<HostRanks> place_ranks(const std::vector<HostStatus>& hosts,
                                    const std::vector<size_t>& used, int world, int unit);
 
 /// The numbers of ranks on which a run may continue, the largest first: at most `most`, and other
-/// axes than data keep their sizes. micro_batches: those of the smallest step, of which each
+/// axes than data keep their sizes. micro_batches: how many the smallest step has, of which each
 /// data-parallel rank needs one; 0: unknown.
 std::vector<int> worlds_to_try(int most, const MeshSizes& sizes, int64_t micro_batches);
 

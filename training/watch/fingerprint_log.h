@@ -53,7 +53,7 @@ struct FingerprintDifference {
     /// "m of h.0.ln_1.weight and 3 other tensors"
     std::string described() const;
 };
-/// Of two lines; nothing if they have the same fingerprints.
+/// The first difference of two lines; nothing if they have the same fingerprints.
 std::optional<FingerprintDifference> first_difference(std::string_view a, std::string_view b);
 
 }  // namespace train_gpt

@@ -8,8 +8,9 @@
 
 namespace train_gpt {
 
-/// Of a router with E experts, k for each token. n_i says how often expert i was chosen in the step
-/// over all ranks, f_i = n_i / Σ n, and P_i is the mean of its probability over the step's tokens.
+/// Figures of a router with E experts, k for each token. n_i says how often expert i was chosen in
+/// the step over all ranks. f_i = n_i / Σ n. P_i is the mean of the expert's probability over the
+/// step's tokens.
 struct RouterFigures {
     int busiest = 0;        // the expert that was chosen most often; of equal ones, the first
     double load = 0;        // how often, as a multiple of the mean: E·max f, from 1 to E/k
