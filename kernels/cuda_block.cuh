@@ -106,7 +106,7 @@ __device__ __forceinline__ Pack<T> pack(const float (&from)[Pack<T>::size]) {
 }
 
 /// `width` elements in global memory, moved by one instruction; addresses are multiples of their
-/// size. width: that of a Pack, or 1.
+/// size. width: a Pack's, or 1.
 template <class T, int width>
 struct alignas(width * sizeof(T)) Vector {
     T values[width];

@@ -216,18 +216,19 @@ void column_sums(Stream& stream, const GroupedLinearBackwardWeight& args) {
 }
 
 template <bool weight_along>
-void launch_rows(Stream& stream, const Tensor& out, const Tensor& in, const Tensor& w,
-                 const Tensor& offsets, const Tensor& row_token, const Tensor& bias) {
-    const int64_t R = out.rows(), n = out.cols(), k = in.cols(), E = offsets.numel() - 1;
-    with_element_type(out.dtype, [&](auto type) {
+void launch_rows(Stream& stream, const GroupedLinearForward& args) {
+    const int64_t R = args.out.rows(), n = args.out.cols(), k = args.x.cols(),
+                  E = args.offsets.numel() - 1;
+    with_element_type(args.out.dtype, [&](auto type) {
         using T = decltype(type);
         const dim3 grid(static_cast<unsigned>(experts::most_row_tiles(R, E, tile)),
                         static_cast<unsigned>(ceil_div<int64_t>(n, tile)));
         rows_kernel<T, weight_along><<<grid, threads, 0, stream_of(stream)>>>(
-            {static_cast<T*>(out.data), static_cast<const T*>(in.data),
-             static_cast<const T*>(w.data), static_cast<const T*>(bias.data),
-             static_cast<const int32_t*>(offsets.data), static_cast<const int32_t*>(row_token.data),
-             static_cast<int>(E), static_cast<int>(n), static_cast<int>(k)});
+            {static_cast<T*>(args.out.data), static_cast<const T*>(args.x.data),
+             static_cast<const T*>(args.w.data), static_cast<const T*>(args.bias.data),
+             static_cast<const int32_t*>(args.offsets.data),
+             static_cast<const int32_t*>(args.row_token.data), static_cast<int>(E),
+             static_cast<int>(n), static_cast<int>(k)});
         CUDA_CHECK_LAUNCH();
     });
 }
@@ -260,7 +261,7 @@ void grouped_linear_forward(Stream& stream, const GroupedLinearForward& args) {
             stream, args.row_token ? "gathering" : "forward", extents, extents.N, true,
             [&] { tile_forward(stream, args); },
             [&](int block_n) { return wgmma_forward(stream, args, block_n); });
-    launch_rows<false>(stream, args.out, args.x, args.w, args.offsets, args.row_token, args.bias);
+    launch_rows<false>(stream, args);
 }
 
 void grouped_linear_backward_input(Stream& stream, const GroupedLinearBackwardInput& args) {
@@ -270,7 +271,7 @@ void grouped_linear_backward_input(Stream& stream, const GroupedLinearBackwardIn
             stream, "backward_input", extents, extents.K, true,
             [&] { tile_backward_input(stream, args); },
             [&](int block_n) { return wgmma_backward_input(stream, args, block_n); });
-    launch_rows<true>(stream, args.dx, args.dy, args.w, args.offsets, {}, {});
+    launch_rows<true>(stream, as_forward(args));
 }
 
 void grouped_linear_backward_weight(Stream& stream, const GroupedLinearBackwardWeight& args) {

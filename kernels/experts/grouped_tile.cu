@@ -328,17 +328,17 @@ static_assert(rows_shared_bytes <= tiles::shared_bytes_limit &&
               sums_shared_bytes <= tiles::shared_bytes_limit);
 
 template <bool weight_along>
-void launch_rows(Stream& stream, const Tensor& out, const Tensor& in, const Tensor& w,
-                 const Tensor& offsets, const Tensor& row_token, const Tensor& bias) {
-    const int64_t R = out.rows(), n = out.cols(), E = offsets.numel() - 1;
+void launch_rows(Stream& stream, const GroupedLinearForward& args) {
+    const int64_t R = args.out.rows(), n = args.out.cols(), E = args.offsets.numel() - 1;
     const int64_t tile_count = experts::most_row_tiles(R, E, edge) * ceil_div<int64_t>(n, edge);
     const unsigned grid =
         grid_for(stream, rows_kernel<weight_along>, rows_shared_bytes, tile_count);
     rows_kernel<weight_along><<<grid, threads, rows_shared_bytes, stream_of(stream)>>>(
-        {static_cast<Element*>(out.data), static_cast<const Element*>(in.data),
-         static_cast<const Element*>(w.data), static_cast<const Element*>(bias.data),
-         static_cast<const int32_t*>(offsets.data), static_cast<const int32_t*>(row_token.data),
-         static_cast<int>(E), static_cast<int>(n), static_cast<int>(in.cols())});
+        {static_cast<Element*>(args.out.data), static_cast<const Element*>(args.x.data),
+         static_cast<const Element*>(args.w.data), static_cast<const Element*>(args.bias.data),
+         static_cast<const int32_t*>(args.offsets.data),
+         static_cast<const int32_t*>(args.row_token.data), static_cast<int>(E), static_cast<int>(n),
+         static_cast<int>(args.x.cols())});
     CUDA_CHECK_LAUNCH();
 }
 
@@ -360,11 +360,11 @@ bool tile_supports(const GroupedLinearBackwardWeight& args) {
 }
 
 void tile_forward(Stream& stream, const GroupedLinearForward& args) {
-    launch_rows<false>(stream, args.out, args.x, args.w, args.offsets, args.row_token, args.bias);
+    launch_rows<false>(stream, args);
 }
 
 void tile_backward_input(Stream& stream, const GroupedLinearBackwardInput& args) {
-    launch_rows<true>(stream, args.dx, args.dy, args.w, args.offsets, {}, {});
+    launch_rows<true>(stream, as_forward(args));
 }
 
 void tile_backward_weight(Stream& stream, const GroupedLinearBackwardWeight& args) {

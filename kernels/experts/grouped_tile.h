@@ -5,6 +5,11 @@
 
 namespace train_gpt::cuda {
 
+/// dx as the out of a forward product of dy with the transposed weights.
+inline GroupedLinearForward as_forward(const GroupedLinearBackwardInput& args) {
+    return {.out = args.dx, .x = args.dy, .w = args.w, .offsets = args.offsets};
+}
+
 bool tile_supports(const GroupedLinearForward& args);
 bool tile_supports(const GroupedLinearBackwardInput& args);
 bool tile_supports(const GroupedLinearBackwardWeight& args);

@@ -307,31 +307,26 @@ std::optional<CUtensorMap> map_of_rows(const Tensor& rows, int box_rows) {
                        .box_rows = box_rows});
 }
 
-struct RowsCall {
-    const Tensor &out, &in, &w, &offsets;
-    Tensor row_token = {}, bias = {};
-};
-
 template <bool weight_along>
-bool launch_rows(Stream& stream, int block_n, const RowsCall& call) {
-    const int64_t R = call.out.rows(), n = call.out.cols(), k = call.in.cols(),
-                  E = call.offsets.numel() - 1;
-    const auto in = map_of_rows(call.in, tile_rows);
-    const auto w = tensor_map({.data = call.w.data,
+bool launch_rows(Stream& stream, int block_n, const GroupedLinearForward& args) {
+    const int64_t R = args.out.rows(), n = args.out.cols(), k = args.x.cols(),
+                  E = args.offsets.numel() - 1;
+    const auto in = map_of_rows(args.x, tile_rows);
+    const auto w = tensor_map({.data = args.w.data,
                                .extents = {weight_along ? n : k, weight_along ? k : n, E},
                                .strides = {weight_along ? n : k, n * k},
                                .box_rows = weight_along ? depth : block_n});
     if (!in || !w) return false;
     with_block(block_n, [&](auto block) {
-        launch(stream, rows_kernel<block, weight_along>, shared_bytes<block>,
-               experts::most_row_tiles(R, E, tile_rows) * ceil_div<int64_t>(n, block),
-               RowsMaps{*in, *w},
-               RowsArgs{static_cast<Element*>(call.out.data),
-                        static_cast<const Element*>(call.in.data),
-                        static_cast<const Element*>(call.bias.data),
-                        static_cast<const int32_t*>(call.offsets.data),
-                        static_cast<const int32_t*>(call.row_token.data), static_cast<int>(E),
-                        static_cast<int>(n), static_cast<int>(k)});
+        launch(
+            stream, rows_kernel<block, weight_along>, shared_bytes<block>,
+            experts::most_row_tiles(R, E, tile_rows) * ceil_div<int64_t>(n, block),
+            RowsMaps{*in, *w},
+            RowsArgs{static_cast<Element*>(args.out.data), static_cast<const Element*>(args.x.data),
+                     static_cast<const Element*>(args.bias.data),
+                     static_cast<const int32_t*>(args.offsets.data),
+                     static_cast<const int32_t*>(args.row_token.data), static_cast<int>(E),
+                     static_cast<int>(n), static_cast<int>(k)});
     });
     return true;
 }
@@ -339,12 +334,11 @@ bool launch_rows(Stream& stream, int block_n, const RowsCall& call) {
 }  // namespace
 
 bool wgmma_forward(Stream& stream, const GroupedLinearForward& args, int block_n) {
-    return launch_rows<false>(stream, block_n,
-                              {args.out, args.x, args.w, args.offsets, args.row_token, args.bias});
+    return launch_rows<false>(stream, block_n, args);
 }
 
 bool wgmma_backward_input(Stream& stream, const GroupedLinearBackwardInput& args, int block_n) {
-    return launch_rows<true>(stream, block_n, {args.dx, args.dy, args.w, args.offsets});
+    return launch_rows<true>(stream, block_n, as_forward(args));
 }
 
 bool wgmma_backward_weight(Stream& stream, const GroupedLinearBackwardWeight& args, int block_n) {

@@ -45,7 +45,7 @@ struct Route {
 };
 void route(Stream& stream, const Route& args);
 
-/// The gradient of the logits. With dweights that of the weights, it is the gradient of
+/// The gradient of the logits. With dweights, the gradient of the weights, it is the gradient of
 ///   Σ dweights·weights + balance·E·Σ_tokens Σ_i load_i·p_i + z_loss·Σ_tokens (log Σ_i exp z_i)²
 /// where experts are constants. dlogits [N, E] in fp32 or bf16; experts int32 [N, k], dweights fp32
 /// [N, k]; load fp32 [S, E], a row for each of S sequences, or absent (then so is its term).

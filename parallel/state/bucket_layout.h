@@ -16,15 +16,15 @@ struct Bucket {
     Range added_over_tensor = {};  // gradients that tensor-parallel ranks add up (Parameter)
 };
 
-/// Units 1 … lie in buckets of whole units of one sweep with at least bucket_elements each (that of
-/// a sweep's first unit may have fewer), collected from the last unit down, because gradients
-/// become final in that order. Unit 0, the embedding, is final last and needed first, and is as
-/// large as many of the others: it is cut into buckets of about bucket_elements. A shard is a
-/// multiple of norm_block (adamw.h). Boundaries between shards lie between tensors or at multiples
-/// of norm_block within a tensor: tensors of at least norm_block elements begin at a multiple of
-/// it, and smaller ones do not cross one. Tensors whose gradients tensor-parallel ranks add up are
-/// next to each other. The space that this and the even split leave free is padding, which nothing
-/// reads.
+/// Units 1 … lie in buckets of whole units of one sweep with at least bucket_elements each. The
+/// bucket of a sweep's first unit may have fewer. Units are collected from the last one down,
+/// because gradients become final in that order. Unit 0, the embedding, is final last and needed
+/// first, and is as large as many of the others: it is cut into buckets of about bucket_elements. A
+/// shard is a multiple of norm_block (adamw.h). Boundaries between shards lie between tensors or at
+/// multiples of norm_block within a tensor: tensors of at least norm_block elements begin at a
+/// multiple of it, and smaller ones do not cross one. Tensors whose gradients tensor-parallel ranks
+/// add up are next to each other. The space that this and the even split leave free is padding,
+/// which nothing reads.
 class BucketLayout {
   public:
     BucketLayout(const std::vector<Parameter>& parameters, int ranks, int64_t bucket_elements);

@@ -25,8 +25,8 @@ void add_snapshot(std::vector<RouterSnapshot>& snapshots, const Json& line);
 
 /// {"layers": […], "experts": E, "steps": […], "load": ["…", …]}, or null if there are no
 /// snapshots. A snapshot's load is a text with E letters for each layer, which load_letter() gives.
-/// As many snapshots are taken as have at most `most_letters` together, spread evenly, with the first
-/// and the last one; at least the last.
+/// There are as many snapshots as have at most `most_letters` together, spread evenly, with the
+/// first and the last one; at least the last.
 std::string routers_json(const std::vector<RouterSnapshot>& snapshots, size_t most_letters);
 
 /// One of 64 letters, A to Z, a to z, 0 to 9, - and _, for the load of an expert in thousandths of
