@@ -42,6 +42,12 @@ TEST_CASE(
             for (const Axis axis : {Axis::pipeline, Axis::replica, Axis::tensor})
                 CHECK(mesh.at(axis, first) == at(axis));
             CHECK(groups[first].insert(mesh.at(axes, rank)).second);
+            for (const Axis axis : {Axis::pipeline, Axis::data, Axis::context, Axis::tensor}) {
+                if (at(axis) + 1 == mesh.size(axis)) continue;
+                const int next = rank + mesh.stride(axis);
+                CHECK(mesh.at(axis, next) == at(axis) + 1);
+                CHECK(mesh.first_rank({axis}, next) == mesh.first_rank({axis}, rank));
+            }
         }
         CHECK(std::ssize(groups) == world / (shard * context));
     }
