@@ -90,8 +90,8 @@ struct Trainer {
     const TokenBatch& batch_of(int micro_batch) const {
         return batches_[static_cast<size_t>(micro_batch) % batches_.size()];
     }
-    /// Executes an action. Adds the micro-batch's losses to the step's. If only other ranks have the
-    /// micro-batch, takes part in what the ranks exchange.
+    /// Executes an action. Adds the micro-batch's losses to the step's. If only other ranks have
+    /// the micro-batch, takes part in what the ranks exchange.
     void execute(const PipelineAction& action);
     /// After one of the last two spikes, counted from 1: the losses of this rank's micro-batches in
     /// it; none on ranks without losses.
