@@ -19,8 +19,7 @@ struct Device {
     Kind kind = Kind::cpu;
     int index = 0;
     // The architecture (80 for sm_80) of a GPU that is not here, and for which memory is only
-    // counted. 0: the GPU is here. A build without CUDA kernels counts with
-    // a CPU in its place.
+    // counted. 0: the GPU is here. A build without CUDA kernels counts with a CPU in its place.
     int planned_architecture = 0;
 
     bool is_cuda() const { return kind == Kind::cuda; }

@@ -49,7 +49,8 @@ StateCopy::StateCopy(Arena& arena, const ParameterBuffers& buffers,
             std::find_if(first, order.end(), [&](size_t i) { return pieces[i].bucket != bucket; });
         for (size_t state = 0; state < states_; ++state) {
             size_t bytes = 0;
-            for (auto i = first; i != last; ++i) bytes += buffers.memory_of(pieces[*i], state).size();
+            for (auto i = first; i != last; ++i)
+                bytes += buffers.memory_of(pieces[*i], state).size();
             std::byte* to = take(bytes);
             if (counts) continue;
             for (auto i = first; i != last; ++i) {

@@ -70,8 +70,8 @@ TEST_CASE("import and export say what they cannot do", "[cli]") {
     const TemporaryDirectory runs;
     check_refused(train_gpt_with(Workplace::get().train(
                       runs / "run", {"--set", "model.init_from=" + std::string(finished_run()),
-                                          "--set", "model.mlp=swiglu", "--set", "model.n_expert=4",
-                                          "--set", "model.n_expert_per_token=2"})),
+                                     "--set", "model.mlp=swiglu", "--set", "model.n_expert=4",
+                                     "--set", "model.n_expert_per_token=2"})),
                   1, {"has no experts", "import --upcycle 4"});
     for (const char* size : {"0", "-5", "5x", "", "GB"})
         check_refused(train_gpt_with({"export", fixture, "--out", out, "--max-shard-size", size}),

@@ -55,8 +55,7 @@ TinyModel random_model(int64_t vocab_size, int B, int T, uint64_t seed) {
 /// A batch that owns its memory.
 struct Batch {
     explicit Batch(const TinyModel& model)
-        : arena(model.stream.device, planned(model)),
-          batch(arena, shape_of(model)) {}
+        : arena(model.stream.device, planned(model)), batch(arena, shape_of(model)) {}
     operator const EvaluationBatch&() { return batch; }
 
   private:

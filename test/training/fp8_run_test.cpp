@@ -33,16 +33,29 @@ struct Model {
     const char* family =
         std::array{"gpt2", "llama", "qwen3"}[static_cast<size_t>(random_int(0, 2))];
     bool in_bf16 = random_int(0, 1) == 1;
+    Device device = {};
 
     Config config(const char* recipe) const {
         MeshRow c = trains(family, 3).fp8("delayed");  // the sizes of one that can be in fp8
         if (in_bf16) c = c.bf16();
-        Config config = config_of(c, seed, "cpu", false);
+        Config config = config_of(c, seed, device.is_cuda() ? "cuda" : "cpu", false);
         config.precision.fp8 = std::string_view(recipe);
         return config;
     }
-    MeshRun run(const char* recipe) const { return MeshRun(World(), Device{}, config(recipe)); }
+    MeshRun run(const char* recipe) const { return MeshRun(World(), device, config(recipe)); }
 };
+
+/// A random model on each device. GPUs train in fp8 beside bf16.
+std::vector<Model> models() {
+    std::vector<Model> all;
+    for (const Device& device : test_devices()) {
+        Model model;
+        model.device = device;
+        model.in_bf16 |= device.is_cuda();
+        all.push_back(model);
+    }
+    return all;
+}
 
 /// What an attempt says that is refused.
 template <class F>
@@ -155,13 +168,11 @@ TEST_CASE("a step in fp8 has nearly the gradients of other steps, and evaluation
 TEST_CASE("a GPU trains in fp8 like a CPU", "[fp8][training][cuda]") {
     if (test_devices().size() < 2) return;
     for (const char* recipe : {"delayed", "current"}) {
-        Model model;
-        model.in_bf16 = true;
+        Model model = models().back();
         CAPTURE(recipe, model.seed, model.family);
+        MeshRun gpu = model.run(recipe);
+        model.device = Device{};
         MeshRun cpu = model.run(recipe);
-        Config config = model.config(recipe);
-        config.device = "cuda";
-        MeshRun gpu(World(), test_devices().back(), config);
         for (int step = 0; step < 3; ++step) {
             const StepOutcome expected = cpu.step(), outcome = gpu.step();
             CAPTURE(step);
@@ -364,68 +375,70 @@ TEST_CASE("delayed scales follow from the largest magnitude of all micro-batches
 }
 
 TEST_CASE("an activation that grows 2^12 times saturates, is counted, and fits from then on",
-          "[fp8][training]") {
-    const Model model;
-    CAPTURE(model.seed, model.family, model.in_bf16);
-    MeshRun run = model.run("delayed");
-    for (int step = 0; step < 3; ++step) run.step();
-    const int layer = static_cast<int>(random_int(0, run.spec().n_layer - 1));
-    CAPTURE(layer);
-    multiply_norm(run, layer, 0x1p12f);
-    const StepOutcome spike = run.step();
-    CHECK(spike.fp8.saturated > 0);
-    CHECK(spike.fp8.not_finite == -1);
-    CHECK(std::isfinite(spike.sums.loss));
-    CHECK(std::isfinite(spike.state.norm));
-    const std::string operand = concat("input of ", layer, ".up");
-    const std::vector<float> amax = amax_of(run, operand);
-    CHECK(amax.back() > 0x1p10f * amax.front());
-    // The input itself depends on the blocks before, whose scales the spike does not change.
-    run.step();
-    CHECK(amax_of(run, operand).back() < 1.5f * amax.back());
-    multiply_norm(run, layer, 0x1p-12f);
-    for (int step = 0; step < 3; ++step) {
-        const StepOutcome after = run.step();
-        CHECK(std::isfinite(after.sums.loss));
-        CHECK(after.state.stop == 0);
+          "[fp8][training][cuda]") {
+    for (const Model& model : models()) {
+        CAPTURE(model.device.is_cuda(), model.seed, model.family, model.in_bf16);
+        MeshRun run = model.run("delayed");
+        for (int step = 0; step < 3; ++step) run.step();
+        const int layer = static_cast<int>(random_int(0, run.spec().n_layer - 1));
+        CAPTURE(layer);
+        multiply_norm(run, layer, 0x1p12f);
+        const StepOutcome spike = run.step();
+        CHECK(spike.fp8.saturated > 0);
+        CHECK(spike.fp8.not_finite == -1);
+        CHECK(std::isfinite(spike.sums.loss));
+        CHECK(std::isfinite(spike.state.norm));
+        const std::string operand = concat("input of ", layer, ".up");
+        const std::vector<float> amax = amax_of(run, operand);
+        CHECK(amax.back() > 0x1p10f * amax.front());
+        // The input itself depends on the blocks before, whose scales the spike does not change.
+        run.step();
+        CHECK(amax_of(run, operand).back() < 1.5f * amax.back());
+        multiply_norm(run, layer, 0x1p-12f);
+        for (int step = 0; step < 3; ++step) {
+            const StepOutcome after = run.step();
+            CHECK(std::isfinite(after.sums.loss));
+            CHECK(after.state.stop == 0);
+        }
+        CHECK(amax_of(run, operand).back() < 2 * amax.front());
     }
-    CHECK(amax_of(run, operand).back() < 2 * amax.front());
 }
 
 TEST_CASE("infinity and NaN go through fp8, and the first operand with one is named",
-          "[fp8][training]") {
+          "[fp8][training][cuda]") {
     for (const char* recipe : {"delayed", "current"})
         for (const float value :
-             {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-            const Model model;
-            CAPTURE(recipe, value, model.seed, model.family, model.in_bf16);
-            MeshRun run = model.run(recipe);
-            run.step();
-            const Fp8History before = run.trainer().fp8.history();
-            const int layer = static_cast<int>(random_int(0, run.spec().n_layer - 1));
-            multiply_norm(run, layer, value);
-            const StepOutcome outcome = run.step();
-            CHECK(outcome.state.stop != 0);
-            REQUIRE(outcome.fp8.not_finite >= 0);
-            CHECK(run.trainer().fp8.name_of(outcome.fp8.not_finite) ==
-                  concat("input of ", layer, ".up"));
-            CHECK(run.trainer().fp8.history().amax == before.amax);
-        }
+             {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+            for (const Model& model : models()) {
+                CAPTURE(recipe, value, model.device.is_cuda(), model.seed, model.family,
+                        model.in_bf16);
+                MeshRun run = model.run(recipe);
+                run.step();
+                const Fp8History before = run.trainer().fp8.history();
+                const int layer = static_cast<int>(random_int(0, run.spec().n_layer - 1));
+                multiply_norm(run, layer, value);
+                const StepOutcome outcome = run.step();
+                CHECK(outcome.state.stop != 0);
+                REQUIRE(outcome.fp8.not_finite >= 0);
+                CHECK(run.trainer().fp8.name_of(outcome.fp8.not_finite) ==
+                      concat("input of ", layer, ".up"));
+                CHECK(run.trainer().fp8.history().amax == before.amax);
+            }
 }
 
 TEST_CASE("a NaN that begins in a weight is named by the weight, not by what it spoils",
-          "[fp8][training]") {
-    for (const char* recipe : {"delayed", "current"}) {
-        const Model model;
-        CAPTURE(recipe, model.seed, model.family, model.in_bf16);
-        MeshRun run = model.run(recipe);
-        run.step();
-        const std::string product = spoil_weight(run);
-        const StepOutcome outcome = run.step();
-        CHECK(outcome.state.stop != 0);
-        REQUIRE(outcome.fp8.not_finite >= 0);
-        CHECK(run.trainer().fp8.name_of(outcome.fp8.not_finite) == "weight of " + product);
-    }
+          "[fp8][training][cuda]") {
+    for (const char* recipe : {"delayed", "current"})
+        for (const Model& model : models()) {
+            CAPTURE(recipe, model.device.is_cuda(), model.seed, model.family, model.in_bf16);
+            MeshRun run = model.run(recipe);
+            run.step();
+            const std::string product = spoil_weight(run);
+            const StepOutcome outcome = run.step();
+            CHECK(outcome.state.stop != 0);
+            REQUIRE(outcome.fp8.not_finite >= 0);
+            CHECK(run.trainer().fp8.name_of(outcome.fp8.not_finite) == "weight of " + product);
+        }
 }
 
 TEST_CASE("a run in fp8 continues from its checkpoint bit for bit, with the scales",

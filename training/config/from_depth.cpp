@@ -41,8 +41,7 @@ Config config_from_depth(int depth, std::vector<DepthRule>& rules) {
                          .source = source});
     };
 #define SET(member, ...) set(#member, config.member, __VA_ARGS__)
-    SET(model.family, "llama", "RMSNorm and SwiGLU, as in the runs of Step Law",
-        step_law);
+    SET(model.family, "llama", "RMSNorm and SwiGLU, as in the runs of Step Law", step_law);
     SET(model.n_layer, depth, "the depth", "");
     SET(model.n_embd, 64 * depth, "64 · depth", nanochat);
     SET(model.head_size, config.model.n_embd % 128 == 0 ? 128 : 64,
