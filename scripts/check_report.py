@@ -411,6 +411,9 @@ def check_windows(browser, folder, program, runs):
     seen = look(browser, folder, "twins", page(*twins), "--window-size=1366,768")
     check(len(seen["names"]) == 2 and len(set(seen["names"])) == 2,
           f"runs with equal names are told apart: {seen['names']}")
+    many = [short, other, *twins, *models]
+    seen = look(browser, folder, "many", page(*many), "--window-size=1366,768")
+    check(seen["cut"] == 0 and seen["right"] <= 1366, f"no value of {len(many)} runs is cut on 1366 x 768: {seen}")
     seen = look(browser, folder, "spiky", page(spiky), "--window-size=1366,768")
     check(seen["domain"][3] < 20 and seen["above"] > 9e6 and "higher" in seen["unit"],
           f"losses of 10^7 do not flatten the rest: {seen}")

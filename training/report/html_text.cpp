@@ -118,8 +118,9 @@ std::string swatch(size_t run, bool several) {
 
 std::string table_of_facts(const std::vector<RecordedRun>& runs,
                            const std::vector<std::vector<Fact>>& facts) {
-    std::string text =
-        concat("<div class=\"wide\"><table class=\"facts", runs.size() == 1 ? " one" : "", "\">");
+    constexpr size_t many = 5;  // columns, which are narrower then
+    const char* width = runs.size() == 1 ? " one" : runs.size() >= many ? " many" : "";
+    std::string text = concat("<div class=\"wide\"><table class=\"facts", width, "\">");
     if (runs.size() > 1) {
         text += "<thead><tr><th></th>";
         for (size_t r = 0; r < runs.size(); ++r)
