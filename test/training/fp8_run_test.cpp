@@ -19,6 +19,7 @@
 #include "training/files/checkpoint.h"
 #include "training/files/fp8_file.h"
 #include "training/files/safetensors.h"
+#include "training/plan/plan.h"
 
 using namespace train_gpt;
 using namespace train_gpt::mesh_job;
@@ -270,6 +271,20 @@ TEST_CASE("a warm-up runs the kernels that round their results, and leaves no sc
     CHECK(run.trainer().fp8.history().amax.empty());
     MeshRun other(World(), device, config);
     for (int step = 0; step < 2; ++step) CHECK(run.step().sums.loss == other.step().sums.loss);
+}
+
+TEST_CASE("a plan says which products are in fp8", "[fp8][plan]") {
+    const Model model;
+    Config config = model.config("current");
+    config.precision.fp8_skip = {"0"};
+    const int layers = config.model.n_layer;
+    CAPTURE(model.family, layers);
+    CHECK(contains(plan_report(config, PlanTarget(Device{}), 1).text,
+                   concat("precision    fp8 (current scaling): ", 4 * (layers - 1), " of ",
+                          4 * layers, " products of blocks; in ", model.in_bf16 ? "bf16" : "fp32",
+                          ": 0.qkv, 0.out, 0.up, 0.down (")));
+    config.precision.fp8 = Fp8Recipe::off;
+    CHECK(!contains(plan_report(config, PlanTarget(Device{}), 1).text, "precision    "));
 }
 
 TEST_CASE("plans count rounded weights: all, or with ZeRO-3 those of two buckets",

@@ -625,96 +625,94 @@ TEST_CASE("a plan for a cluster's GPU keeps the offload that is given, in any bu
     const RunShape on_cpu =
         choose_for(shape_on(config, cpu, 1).with_offload({.optimizer = true}), cpu);
     CHECK(on_cpu.offload() == Offload{});
+}
 
-    namespace {
+namespace {
 
-    /// A mixture whose first layer is dense, or any layers, up to 64 times as wide as an expert or
-    /// narrower; cut along all axes.
-    Config random_mixture() {
-        const auto power_of_two = [](int low, int high) {
-            return 1 << static_cast<int>(random_int(low, high));
-        };
-        Config config = small_config();
-        auto& m = config.model;
-        m.family = "qwen3_moe";
-        m.n_layer = static_cast<int>(random_int(4, 9));
-        m.n_embd = 64 * power_of_two(0, 3);
-        m.n_kv_head = power_of_two(1, 3);
-        m.head_size = 16 * power_of_two(0, 2);
-        m.vocab_size = 512 * power_of_two(0, 4);
-        m.n_expert = static_cast<int>(random_int(2, 8));
-        m.n_expert_per_token = static_cast<int>(random_int(1, 2));
-        m.n_ff_expert = 32 * power_of_two(0, 3);
-        m.n_ff = m.n_ff_expert / 2 * power_of_two(0, 7);
-        if (random_int(0, 1) == 0)
-            m.dense_layers = {0};
-        else
-            for (int l = 0; l + 1 < m.n_layer; ++l)
-                if (random_int(0, 2) == 0) m.dense_layers.push_back(l);
-        auto& p = config.parallel;
-        p.tensor = power_of_two(0, 1), p.context = power_of_two(0, 1),
-        p.pipeline = power_of_two(0, 2);
-        p.zero = static_cast<int>(random_int(1, 3));
-        if (p.pipeline > 1 && random_int(0, 1) == 0) p.schedule = PipelineKind::zero_bubble;
-        if (p.pipeline == 2 && random_int(0, 1) == 0)
-            p.schedule = PipelineKind::interleaved, p.stages_per_rank = 2;
-        config.batch.micro_batch = power_of_two(0, 2);
-        config.memory.offload = {"none"};
-        return config;
-    }
+/// A mixture whose first layer is dense, or any layers, up to 64 times as wide as an expert or
+/// narrower; cut along all axes.
+Config random_mixture() {
+    const auto power_of_two = [](int low, int high) {
+        return 1 << static_cast<int>(random_int(low, high));
+    };
+    Config config = small_config();
+    auto& m = config.model;
+    m.family = "qwen3_moe";
+    m.n_layer = static_cast<int>(random_int(4, 9));
+    m.n_embd = 64 * power_of_two(0, 3);
+    m.n_kv_head = power_of_two(1, 3);
+    m.head_size = 16 * power_of_two(0, 2);
+    m.vocab_size = 512 * power_of_two(0, 4);
+    m.n_expert = static_cast<int>(random_int(2, 8));
+    m.n_expert_per_token = static_cast<int>(random_int(1, 2));
+    m.n_ff_expert = 32 * power_of_two(0, 3);
+    m.n_ff = m.n_ff_expert / 2 * power_of_two(0, 7);
+    if (random_int(0, 1) == 0)
+        m.dense_layers = {0};
+    else
+        for (int l = 0; l + 1 < m.n_layer; ++l)
+            if (random_int(0, 2) == 0) m.dense_layers.push_back(l);
+    auto& p = config.parallel;
+    p.tensor = power_of_two(0, 1), p.context = power_of_two(0, 1), p.pipeline = power_of_two(0, 2);
+    p.zero = static_cast<int>(random_int(1, 3));
+    if (p.pipeline > 1 && random_int(0, 1) == 0) p.schedule = PipelineKind::zero_bubble;
+    if (p.pipeline == 2 && random_int(0, 1) == 0)
+        p.schedule = PipelineKind::interleaved, p.stages_per_rank = 2;
+    config.batch.micro_batch = power_of_two(0, 2);
+    config.memory.offload = {"none"};
+    return config;
+}
 
-    }  // namespace
+}  // namespace
 
-    TEST_CASE("the least memory of a mixture is less than its fullest rank's, wherever it is dense",
-              "[plan][search]") {
-        const Cluster cluster = find_cluster("h100-dgx");
-        for (int i = 0; i < 40; ++i) {
-            Config config = random_mixture();
-            const auto& p = config.parallel;
-            const int data = static_cast<int>(random_int(1, 2)),
-                      world = data * p.tensor * p.context * p.pipeline;
-            config.batch.tokens_per_step = int64_t{1} * data * p.pipeline *
-                                           config.batch.micro_batch * config.sequence_length() *
-                                           random_int(1, 3);
-            const RunShape given = shape_on(config, cluster, world).for_counting();
-            const LeastMemory least(given);
-            for (const Recompute level : recompute_levels) {
-                const RunShape shape = given.with_recompute(level);
-                CAPTURE(p.tensor, p.context, p.pipeline, p.zero.value(), data,
-                        name_of(PipelineKind(p.schedule)), config.batch.micro_batch, name_of(level),
-                        config.model.n_layer, config.model.dense_layers, config.model.n_ff,
-                        config.model.n_ff_expert);
-                CHECK(least.bytes(shape, layers_of_stages(shape)) <=
-                      static_cast<double>(
-                          plan_memory(shape, target_of(cluster).device).total_bytes()));
-            }
+TEST_CASE("the least memory of a mixture is less than its fullest rank's, wherever it is dense",
+          "[plan][search]") {
+    const Cluster cluster = find_cluster("h100-dgx");
+    for (int i = 0; i < 40; ++i) {
+        Config config = random_mixture();
+        const auto& p = config.parallel;
+        const int data = static_cast<int>(random_int(1, 2)),
+                  world = data * p.tensor * p.context * p.pipeline;
+        config.batch.tokens_per_step = int64_t{1} * data * p.pipeline * config.batch.micro_batch *
+                                       config.sequence_length() * random_int(1, 3);
+        const RunShape given = shape_on(config, cluster, world).for_counting();
+        const LeastMemory least(given);
+        for (const Recompute level : recompute_levels) {
+            const RunShape shape = given.with_recompute(level);
+            CAPTURE(p.tensor, p.context, p.pipeline, p.zero.value(), data,
+                    name_of(PipelineKind(p.schedule)), config.batch.micro_batch, name_of(level),
+                    config.model.n_layer, config.model.dense_layers, config.model.n_ff,
+                    config.model.n_ff_expert);
+            CHECK(least.bytes(shape, layers_of_stages(shape)) <=
+                  static_cast<double>(plan_memory(shape, target_of(cluster).device).total_bytes()));
         }
     }
+}
 
-    TEST_CASE("a search offloads where nothing fits otherwise", "[plan][search]") {
-        const Config config = deep_config();
-        Cluster cluster = find_cluster("h100-dgx");
-        const auto least = [&](const Offload& offload) {
-            return least_needed(config, cluster, offload);
-        };
-        const Offload optimizer{.optimizer = true}, both{true, true};
-        REQUIRE(least(optimizer) < least({}));
-        const double with_optimizer = memory_with(least(optimizer)),
-                     with_both = memory_with(least(both)), too_little = 0.9 * with_both;
-        cluster.memory = with_optimizer;
-        const SearchResult result = search(config, cluster, 1);
-        CHECK(result.offloads);
-        REQUIRE(!result.best.empty());
-        for (const Candidate& way : result.best) {
-            CHECK(way.shape.offload().optimizer);
-            CHECK(way.memory <= result.memory_available);
-            CHECK(simulate(step_work(way.shape, cluster)).seconds == Approx(way.step_seconds));
-        }
-        CHECK(std::ranges::is_sorted(result.best, {}, &Candidate::step_seconds));
-        CHECK(contains(to_text(result, cluster), "optimizer"));
-        CHECK(problem_of(result).empty());
-        cluster.memory = with_both;
-        CHECK(!search(config, cluster, 1).best.empty());
-        cluster.memory = too_little;
-        CHECK(contains(problem_of(search(config, cluster, 1)), "not with memory.offload either"));
+TEST_CASE("a search offloads where nothing fits otherwise", "[plan][search]") {
+    const Config config = deep_config();
+    Cluster cluster = find_cluster("h100-dgx");
+    const auto least = [&](const Offload& offload) {
+        return least_needed(config, cluster, offload);
+    };
+    const Offload optimizer{.optimizer = true}, both{true, true};
+    REQUIRE(least(optimizer) < least({}));
+    const double with_optimizer = memory_with(least(optimizer)),
+                 with_both = memory_with(least(both)), too_little = 0.9 * with_both;
+    cluster.memory = with_optimizer;
+    const SearchResult result = search(config, cluster, 1);
+    CHECK(result.offloads);
+    REQUIRE(!result.best.empty());
+    for (const Candidate& way : result.best) {
+        CHECK(way.shape.offload().optimizer);
+        CHECK(way.memory <= result.memory_available);
+        CHECK(simulate(step_work(way.shape, cluster)).seconds == Approx(way.step_seconds));
     }
+    CHECK(std::ranges::is_sorted(result.best, {}, &Candidate::step_seconds));
+    CHECK(contains(to_text(result, cluster), "optimizer"));
+    CHECK(problem_of(result).empty());
+    cluster.memory = with_both;
+    CHECK(!search(config, cluster, 1).best.empty());
+    cluster.memory = too_little;
+    CHECK(contains(problem_of(search(config, cluster, 1)), "not with memory.offload either"));
+}

@@ -207,11 +207,15 @@ std::string describe_shape(const RunShape& shape, const PlanTarget& target) {
                    "\n");
     if (world > 1) text += traffic_line(shape) + shares_line(shape, target);
     text += run_lines(config, spec);
-    return text + concat("device       ",
-                         !target.is_here()         ? concat(target.gpu, ", which is not here")
-                         : target.device.is_cuda() ? "CUDA"
-                                                   : "CPU",
-                         ", ", name_of(shape.dtype), "\n");
+    text += concat("device       ",
+                   !target.is_here()         ? concat(target.gpu, ", which is not here")
+                   : target.device.is_cuda() ? "CUDA"
+                                             : "CPU",
+                   ", ", name_of(shape.dtype), "\n");
+    if (const std::vector<Fp8Product> products = fp8_products(shape); !products.empty())
+        text +=
+            concat("precision    ", described(products, fp8_options(config), shape.dtype), "\n");
+    return text;
 }
 
 }  // namespace
