@@ -565,7 +565,7 @@ TEST_CASE("later stages of ZeRO are advised before fewer bytes of state and more
     const uint64_t available = between(bytes[2], bytes[0]);
     const std::string advice = change_that_fits(shape_of(config, ranks), Device{}, {available});
     CAPTURE(advice, available, bytes[0], bytes[1], bytes[2]);
-    CHECK(contains(advice, "it fits --set"));  // on these ranks
+    CHECK(contains(advice, "it fits with --set"));  // on these ranks
     CHECK(contains(advice, concat("parallel.zero=", bytes[1] <= available ? 2 : 3)));
     CHECK(!contains(advice, "state_dtype"));
     CHECK(bytes_of(advised(config, advice), ranks) <= available);
@@ -590,7 +590,7 @@ TEST_CASE("a state in fewer bytes is advised where nothing else fits, before mor
         CHECK(!contains(advice(fp32), "state_dtype"));
         const std::string halved = advice(between(bf16, fp32));
         CAPTURE(halved);
-        CHECK(contains(halved, "it fits --set"));  // on one rank
+        CHECK(contains(halved, "it fits with --set"));  // on one rank
         CHECK(contains(halved, "optimizer.state_dtype=bf16"));
         if (name == OptimizerName::muon) {  // which has no int8
             CHECK(!contains(advice(bf16 - 1), "state_dtype"));
@@ -600,7 +600,7 @@ TEST_CASE("a state in fewer bytes is advised where nothing else fits, before mor
         REQUIRE(int8 < bf16);
         const std::string found = advice(available);
         CAPTURE(int8, available, found);
-        CHECK(contains(found, "it fits --set"));
+        CHECK(contains(found, "it fits with --set"));
         CHECK(contains(found, "optimizer.state_dtype=int8"));
         CHECK(bytes_of(advised(config, found), 1) <= available);
         CHECK(!contains(advice(int8 - 1), "state_dtype"));
