@@ -31,7 +31,7 @@ std::vector<int64_t> whole_checkpoints(const fs::path& run) {
     return steps;
 }
 
-/// The step of the newest checkpoint. 0: there is none, or the program removes the one that was.
+/// The step of the newest checkpoint; 0 if there is none.
 int64_t newest_step(const fs::path& run) {
     const std::vector<fs::path> checkpoints = list_checkpoints(run);
     return checkpoints.empty() ? 0 : checkpoint_step(checkpoints.front());

@@ -1,6 +1,7 @@
 #include "training/files/checkpoint.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 #include <sys/wait.h>
@@ -539,6 +541,30 @@ TEST_CASE("a checkpoint is named by itself or by its run", "[checkpoint]") {
     CHECK(find_checkpoint(directory.path()).filename() == "step-00000002");
     CHECK(find_checkpoint(directory / "step-00000001").filename() == "step-00000001");
     CHECK(find_checkpoint(fixture) == fixture);
+}
+
+TEST_CASE("a run that replaces its only checkpoint has one whenever it is looked for",
+          "[checkpoint]") {
+    const TemporaryDirectory directory;
+    const fs::path run = directory.path(), made = run / "made";
+    const auto save = [&](int64_t step) {
+        fs::create_directory(made);
+        write(made / "manifest.json", "{}");
+        fs::rename(made, checkpoint_path(run, step));
+    };
+    save(1);
+    std::atomic<bool> is_over = false;
+    std::thread saves([&] {
+        for (int64_t step = 2; !is_over; ++step) {
+            save(step);
+            fs::remove_all(checkpoint_path(run, step - 1));
+        }
+    });
+    int missed = 0;
+    for (int i = 0; i < 2000; ++i) missed += list_checkpoints(run).empty();
+    is_over = true;
+    saves.join();
+    CHECK(missed == 0);
 }
 
 TEST_CASE("differences of two configurations name the key, the old and the new value",

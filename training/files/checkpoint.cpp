@@ -237,8 +237,13 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
 }
 
 std::vector<fs::path> list_checkpoints(const fs::path& run_dir) {
-    std::vector<fs::path> found = step_folders(run_dir);
-    std::erase_if(found, [](const fs::path& path) { return !fs::exists(path / "manifest.json"); });
+    std::vector<fs::path> listed, found;
+    do {
+        found = listed = step_folders(run_dir);
+        std::erase_if(found,
+                      [](const fs::path& path) { return !fs::exists(path / "manifest.json"); });
+        // A run may have removed them for a newer one since they were listed.
+    } while (found.empty() && listed != step_folders(run_dir));
     return found;
 }
 
