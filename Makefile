@@ -202,7 +202,8 @@ $(B)/test: LIBRARIES := $(if $(filter 3,$(CATCH2)),-lCatch2) $(LIBRARIES)
 $(B)/train_gpt $(B)/test $(B)/bench $(B)/bench_tokenizer $(B)/compare: $(B)/flags
 	$(call visibly,link $@,$(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) $(LIBRARIES) -o $@)
 
-# A file takes up to a minute. $(call visibly,WHAT,COMMAND) says what is done, and every 10 s that it still lasts.
+# A file takes up to a minute. $(call visibly,WHAT,COMMAND) says what is done, and every 10 s that
+# it still lasts.
 define visibly
 	@mkdir -p $(@D)
 	@echo "$(1)"

@@ -37,9 +37,9 @@ struct Fp8Product {
     bool is_fp8() const { return reason.empty(); }
 };
 
-/// All products of a model's blocks, layer by layer. Products of fewer than 64 inputs or outputs on a
-/// rank, or not of a multiple of 16, stay in the run's dtype; all do if a rank's part of a sequence
-/// is not of a multiple of 16 tokens. tensor_ranks share each product.
+/// All products of a model's blocks, layer by layer. Products of fewer than 64 inputs or outputs on
+/// a rank, or not of a multiple of 16, stay in the run's dtype; all do if a rank's part of a
+/// sequence is not of a multiple of 16 tokens. tensor_ranks share each product.
 std::vector<Fp8Product> products_of(const Registry& whole, const Fp8Options& options,
                                     int tensor_ranks, int64_t tokens_of_sequence);
 

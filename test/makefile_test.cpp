@@ -1,5 +1,5 @@
-// The Makefile: how it keeps what scripts/configure.sh found (here a stand-in for that script), what
-// it and scripts/setup.sh say while something lasts, and what it installs.
+// The Makefile: how it keeps what scripts/configure.sh found (here a stand-in for that script),
+// what it and scripts/setup.sh say while something lasts, and what it installs.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>

@@ -90,7 +90,7 @@ std::vector<std::string> fp8_refusals(const Stream& stream) {
     for (const auto& [m, n, k, dtype] : stream.queue->kept<RefusedProducts>().all)
         sentences.push_back(concat("matrix products of ", m, "×", k, " by ", k, "×", n, " run in ",
                                    name_of(dtype), " instead of fp8, for which cuBLASLt ",
-                                   cublas_lt().version(), " has no algorithm"));
+                                   cublas_lt().version(), " has no algorithm that runs"));
     return sentences;
 }
 

@@ -276,7 +276,11 @@ std::optional<GemmPlans::Algorithm> GemmPlans::first_that_runs(
     Stream& stream, const Gemm& args, Plan& plan, const std::vector<Algorithm>& candidates) {
     for (const Algorithm& candidate : candidates) {
         plan.algorithm = candidate;
-        if (launch(stream, args, plan) == CUBLAS_STATUS_SUCCESS) return candidate;
+        const cublasStatus_t status = launch(stream, args, plan);
+        if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
+            continue;
+        require(status, "trying a product in fp8");
+        return candidate;
     }
     return {};
 }
@@ -324,7 +328,8 @@ GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args, const Pro
     if (found.empty()) return plan;
     if (args.batch > 1) set_count(plan, args.count);
     const bool timed = stream.settings.autotune && !args.accumulate;
-    // In other dtypes and sums, an algorithm that does not run is an error of run().
+    // Without timing, an algorithm that does not run is an error of run(), but not for a product in
+    // fp8 that may be tried.
     std::optional<Algorithm> chosen = found.front();
     if (timed && found.size() > 1)
         chosen = fastest_of(stream, args, plan, found);

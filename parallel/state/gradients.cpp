@@ -38,7 +38,7 @@ void Gradients::connect(const Mesh& mesh, Exchange& exchange, TensorGroup* tenso
     connect(SumOver::shards, sharding.size > 1, buckets().size());
     connect(SumOver::replicas, sharding.replicas > 1, buckets().size());
     connect(SumOver::ends, sharding.tied_ends, 1);
-    sums_of_.resize(buckets().size());
+    sums_of_.assign(buckets().size(), {});
     for (const GradientSum& sum : gradient_sums(buffers_.layout(), buffers_.parameters(), sharding))
         if (sum.over == SumOver::ends)
             ends_sum_ = sum;

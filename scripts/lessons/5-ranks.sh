@@ -32,8 +32,10 @@ echo "\$ $program report $work/one-rank $work/two-ranks --tolerance 0"
 measured "exit code of the comparison" $code
 ranks=$(grep -o '"ranks":[0-9]*' "$work/two-ranks/history.jsonl" | head -n 1 | cut -d : -f 2)
 measured "ranks of the second run" "$ranks"
-measured "last loss on one rank" "$(last one-rank loss)"
-measured "last loss on two ranks" "$(last two-ranks loss)"
+# With all their digits
+for ranks in one-rank two-ranks; do
+    echo "measured: last loss on ${ranks/-/ } = $(last $ranks loss)"
+done
 
 cat <<'END'
 

@@ -304,11 +304,11 @@ TEST_CASE("two processes of one rank that come at once are named, and both are t
     if (skip_without_tls()) return;
     const int port = free_port();
     auto first = std::async(std::launch::async,
-                            [&] { return meet_all({place_of(0, 3, {port})}, {secret}); });
-    Channel one = introduce(1, 1, 3, port, net::random_text(16));
+                            [&] { return meet_all({place_of(0, 2, {port})}, {secret}); });
+    Channel one = introduce(1, 1, 2, port, net::random_text(16));
     REQUIRE(message_of(one) == std::string(1, rendezvous::admitted));
     // The first has not said yet that it knows.
-    Channel two = introduce(1, 1, 3, port, net::random_text(16));
+    Channel two = introduce(1, 1, 2, port, net::random_text(16));
     const std::string verdict = message_of(two);
     CHECK(verdict.front() == rendezvous::refused);
     CHECK(contains(verdict, "rank 1 was started twice: on host "));

@@ -1,7 +1,6 @@
 #include "training/files/checkpoint.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -10,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <stop_token>
 #include <thread>
 
 #include <nlohmann/json.hpp>
@@ -553,17 +553,16 @@ TEST_CASE("a run that replaces its only checkpoint has one whenever it is looked
         fs::rename(made, checkpoint_path(run, step));
     };
     save(1);
-    std::atomic<bool> is_over = false;
-    std::thread saves([&] {
-        for (int64_t step = 2; !is_over; ++step) {
-            save(step);
-            fs::remove_all(checkpoint_path(run, step - 1));
-        }
-    });
     int missed = 0;
-    for (int i = 0; i < 2000; ++i) missed += list_checkpoints(run).empty();
-    is_over = true;
-    saves.join();
+    {
+        const std::jthread saves([&](const std::stop_token& stop) {
+            for (int64_t step = 2; !stop.stop_requested(); ++step) {
+                save(step);
+                fs::remove_all(checkpoint_path(run, step - 1));
+            }
+        });
+        for (int i = 0; i < 2000; ++i) missed += list_checkpoints(run).empty();
+    }
     CHECK(missed == 0);
 }
 

@@ -389,7 +389,7 @@ TEST_CASE(
         CHECK(page.size() < most_look_bytes);
         CHECK(contains(page, "<h1>&lt;b&gt;</h1>"));
         CHECK(contains(page, "m &amp; n"));
-        CHECK(contains(page, "<p class=\"notes\">cut</p>"));
+        CHECK(contains(page, "<p class=\"notes\">Cut.</p>"));
         CHECK(contains(page, "are shown as 0") == size.cuts);
         const nlohmann::json data = data_of(page);
         REQUIRE(data["tokens"].size() == 128);

@@ -899,11 +899,13 @@ TEST_CASE("a report shows what a supervisor did to the run, and when", "[report]
               at(90, {{"event", "end"}, {"step", 40}, {"reason", "complete"}, {"code", 0}}));
     write(run.path() + "/supervise.jsonl",
           at(-9, {{"event", "ranks_end"}, {"step", 30}, {"text", "of an earlier run"}}) +
+              at(0, {{"event", "ranks_start"}, {"step", 0}, {"start", 1}, {"text", "first"}}) +
               at(50, {{"event", "ranks_end"},
                       {"step", 7},
                       {"kind", "lost"},
                       {"text", "ranks were lost: rank 4 (host <b>) is dead"}}) +
               at(55, {{"event", "host_out"}, {"step", 7}, {"text", "host b gets no ranks"}}) +
+              at(58, {{"event", "ranks_start"}, {"step", 7}, {"start", 2}, {"text", "start 2"}}) +
               at(90, {{"event", "ranks_end"}, {"step", 40}, {"kind", "done"}, {"text", "ended"}}));
     const std::string page = report_page(opened({run.path()}));
     CHECK(contains(page,
@@ -911,10 +913,13 @@ TEST_CASE("a report shows what a supervisor did to the run, and when", "[report]
                    "&lt;b&gt;) is dead"));
     CHECK_FALSE(contains(page, "of an earlier run"));
     CHECK(fact_of(page, "Starts") ==
-          "2; a supervisor saw ranks fail once and took 1 host out (see Provenance)");
-    CHECK(data_of(page).at("runs").at(0).at("marks") == nlohmann::json::parse(R"([
+          "2; a supervisor saw ranks fail once, took 1 host out and started the ranks again once "
+          "(see Provenance)");
+    CHECK(data_of(page).at("runs").at(0).at("marks") ==
+          nlohmann::json::parse(R"([
         [4,"resumed after an end that was not recorded"],
-        [7,"supervisor: ranks were lost: rank 4 (host <b>) is dead, supervisor: host b gets no ranks"]
+        [7,"supervisor: ranks were lost: rank 4 (host <b>) is dead, )"
+                                R"(supervisor: host b gets no ranks, supervisor: start 2"]
     ])"));
 }
 

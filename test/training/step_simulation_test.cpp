@@ -373,8 +373,8 @@ TEST_CASE("fp8 pays from the width at which products gain what casts take",
     const int width = fp8_pays_from(cluster);
     CHECK(width > 768);  // nanochat: slower with 768, faster with 1,664
     CHECK(width <= 1664);
-    // Time of the three products of a layer, for a token of 8,192, and of its casts: twice from bf16
-    // to one byte for x, once to two bytes for dy, and the same once a step for the weight
+    // Time of the three products of a layer, for a token of 8,192, and of its casts: twice from
+    // bf16 to one byte for x, once to two bytes for dy, and the same once a step for the weight
     const Efficiencies bf16 = efficiencies_of(Software::own, cluster, false),
                        fp8 = efficiencies_of(Software::own, cluster, true);
     const auto gain = [&](double C) {

@@ -41,8 +41,9 @@ std::string described(const OptionText& option) {
         for (const std::string& word : option.words) value += (value.empty() ? "" : "|") + word;
     }
     if (!value.empty()) head += concat(head.empty() ? "" : " ", "\\fI", roff(value, true), "\\fR");
-    const std::string fallback = option.fallback.empty() ? "" : ". Default: " + option.fallback;
-    return concat(".TP\n", head, "\n", roff(option.meaning), roff(fallback, true), "\n");
+    const std::string fallback =
+        option.fallback.empty() ? "" : ". Default: " + roff(option.fallback, true);
+    return concat(".TP\n", head, "\n", roff(option.meaning), fallback, "\n");
 }
 
 }  // namespace
@@ -57,6 +58,7 @@ std::string manual_page(const CLI::App& app) {
         std::string arguments;
         for (const OptionText& option : command.options)
             if (option.names.empty()) arguments += " \\fI" + roff(option.value, true) + "\\fR";
+        // The command reads the words after -- itself.
         if (command.name == "supervise") arguments = " \\-\\- train \\fICONFIG\\fR";
         text += concat("[\\fIoptions\\fR]", arguments, "\n.br\n");
     }

@@ -86,7 +86,8 @@ std::string config_help(const std::string& name, int columns) {
         text += row(key, static_cast<size_t>(columns));
     }
     if (!text.empty()) return text;
-    // A word without a point may be the beginning of a section's name, or a key without its section.
+    // A word without a point may be the beginning of a section's name, or a key without its
+    // section.
     const std::string section_alike = name.find('.') == name.npos ? nearest_section(name) : "";
     const bool begins = section_alike.starts_with(name);
     const std::string key = begins ? "" : nearest_key(name);

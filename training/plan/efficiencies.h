@@ -63,18 +63,19 @@ struct Efficiencies {
 Efficiencies efficiencies_of(Software software, const Cluster& cluster, bool fp8,
                              const std::vector<double>& values = efficiency_values());
 
-/// The least width C, a multiple of 64, at which a linear layer C → C takes less time in fp8 than in
-/// bf16, where a step has M = 8,192 tokens: the three products of M × C × C, and in fp8 the casts
-/// besides. A cast reads 2 bytes of an element and writes 1 byte for each order of its codes: x for
-/// the forward pass and again, transposed, for the backward pass, dy once in both orders, and the
-/// weight once a step in both orders.
+/// The least width C, a multiple of 64, at which a linear layer C → C takes less time in fp8 than
+/// in bf16, where a step has M = 8,192 tokens: the three products of M × C × C, and in fp8 the
+/// casts besides. A cast reads 2 bytes of an element and writes 1 byte for each order of its codes:
+/// x for the forward pass and again, transposed, for the backward pass, dy once in both orders, and
+/// the weight once a step in both orders.
 ///
 ///   products    3 · 2·M·C² / (peak · products) · software
 ///                   · (1 + half_size / (4·min(C, 8192)) + half_rows / M)
 ///   casts       ((3 + 3 + 4) · M·C + 4 · C²) / (memory · bandwidth)
 ///
-/// That is delayed scaling without kernels that round their own result. Current scaling reads
-/// matrices once more. 0: none up to 65,536, or no fp8.
+/// That is delayed scaling without kernels that round their own result, so `quantisation`, which is
+/// fitted to programs whose kernels do, has no part in it: a prediction may have a smaller width
+/// faster in fp8. Current scaling reads matrices once more. 0: none up to 65,536, or no fp8.
 int fp8_pays_from(const Cluster& cluster);
 /// The same by a GPU's datasheet.
 int fp8_pays_from(const Gpu& gpu);

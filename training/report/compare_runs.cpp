@@ -195,22 +195,22 @@ LossGap loss_gap(const fs::path& a, const fs::path& b) {
                 .validation = {}};
     for (size_t third = 0; third < 3; ++third)
         gap.thirds[third] = mean(third * n / 3, (third + 1) * n / 3);
-    constexpr size_t runs = 8;  // of steps, in each half
-    double variance = 0;        // of a run's mean, in both halves together
+    constexpr size_t stretches = 8;  // of steps, in each half
+    double variance = 0;             // of a stretch's mean, in both halves together
     const size_t borders[] = {2 * n / 3, n - n / 6, n};
     for (size_t half = 0; half < 2; ++half) {
         const size_t first = borders[half], size = borders[half + 1] - first;
         gap.halves[half] = mean(first, first + size);
-        if (size < runs) continue;
-        double means[runs], sum = 0, squares = 0;
-        for (size_t i = 0; i < runs; ++i) {
-            means[i] = mean(first + i * size / runs, first + (i + 1) * size / runs);
+        if (size < stretches) continue;
+        double means[stretches], sum = 0, squares = 0;
+        for (size_t i = 0; i < stretches; ++i) {
+            means[i] = mean(first + i * size / stretches, first + (i + 1) * size / stretches);
             sum += means[i];
         }
-        for (const double of_run : means) squares += std::pow(of_run - sum / runs, 2);
-        variance += squares / (runs - 1);
+        for (const double of_stretch : means) squares += std::pow(of_stretch - sum / stretches, 2);
+        variance += squares / (stretches - 1);
     }
-    if (n >= 6 * runs) gap.noise = std::sqrt(variance / runs);
+    if (n >= 6 * stretches) gap.noise = std::sqrt(variance / stretches);
     const auto evaluated = finite_pairs(run_a.evaluations(), run_b.evaluations(), "val_loss");
     if (!evaluated.empty()) gap.validation = evaluated.back();
     return gap;

@@ -71,8 +71,8 @@ struct LossGap {
     int64_t first_step = 0, last_step = 0, steps = 0;  // with a finite loss in both
     double thirds[3] = {};                             // of these steps
     double halves[2] = {};                             // of the last third
-    /// The standard error of halves[1] − halves[0]. The gaps of steps near each other hang together,
-    /// so it is of the means of eight runs of steps in each half:
+    /// The standard error of halves[1] − halves[0]. Steps near each other have similar gaps, so
+    /// each half is cut into eight stretches of steps, and the variance is of the stretches' means:
     /// √((variance in the first half + variance in the second half) / 8). Nothing: fewer than 48
     /// steps.
     std::optional<double> noise;

@@ -237,7 +237,8 @@ std::vector<Json> supervisor_events(const RecordedRun& run) {
     const auto time_of = [](const Json& line) { return number_of(line.value("time", Json())); };
     for (const Json& line : run.supervised())
         if (!run.history().empty() && line.value("text", Json()).is_string() &&
-            line.value("kind", Json()) != "done" && time_of(line) >= time_of(run.history().front()))
+            line.value("kind", Json()) != "done" && line.value("start", Json()) != 1 &&
+            time_of(line) >= time_of(run.history().front()))
             events.push_back(line);
     return events;
 }
