@@ -8,6 +8,7 @@
 #endif
 
 #include "base/error.h"
+#include "base/terminal_text.h"
 #include "device/cuda.h"
 #include "device/instruction_set.h"
 #include "device/memory.h"
@@ -29,8 +30,7 @@ Device open_device(const std::string& wanted, [[maybe_unused]] int gpu) {
     if (wanted == "auto" && is_fault)
         throw Error("this machine has an NVIDIA GPU, but it cannot be used: ", obstacle,
                     "; or set device to \"cpu\"");
-    if (wanted == "auto")
-        std::fprintf(stderr, "train_gpt: running on the CPU, since %s\n", obstacle.c_str());
+    if (wanted == "auto") print_line(stderr, "train_gpt: running on the CPU, since " + obstacle);
 #else
     const std::string obstacle =
         "this build has no CUDA kernels; rebuild on a machine with nvcc (the CUDA toolkit)";
