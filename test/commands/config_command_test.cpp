@@ -2,8 +2,10 @@
 // come from.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <regex>
 #include <sstream>
+#include <vector>
 
 #include "test/commands/program.h"
 #include "training/config/config.h"
@@ -93,6 +95,10 @@ TEST_CASE("the reference fits into the terminal's width", "[config]") {
     const auto characters = [](const std::string& line) {
         return std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; });
     };
+    const auto words_of = [](const std::string& text) {
+        std::istringstream in(text);
+        return std::vector<std::string>{std::istream_iterator<std::string>(in), {}};
+    };
     std::vector<std::string> words;
     for (const int columns : {80, static_cast<int>(random_int(75, 200)), 1000}) {
         const std::string text = config_help("", columns);
@@ -100,13 +106,12 @@ TEST_CASE("the reference fits into the terminal's width", "[config]") {
         int64_t widest = 0;
         for (std::string line; std::getline(lines, line);) {
             CAPTURE(line);
-            CHECK(characters(line) <= columns);
+            // A word that is too long, such as an address, has a line of its own.
+            CHECK((characters(line) <= columns || words_of(line).size() == 1));
             widest = std::max<int64_t>(widest, characters(line));
         }
         if (columns < 200) CHECK(widest > columns - 20);
-        std::istringstream in(text);
-        std::vector<std::string> these;
-        for (std::string word; in >> word;) these.push_back(word);
+        const std::vector<std::string> these = words_of(text);
         if (!words.empty()) CHECK(these == words);  // no word is lost where lines break
         words = these;
     }
