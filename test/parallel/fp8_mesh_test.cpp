@@ -2,6 +2,8 @@
 // pipelines give one rank's bits: exact_test.cpp.)
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,8 @@ constexpr MeshCase meshes[] = {
     trains("llama", 4).bf16().tensor(2).data(2).zero(1).fp8("current").state("int8"),
     trains("gpt2", 4).tensor(2).pipeline(2, "zero_bubble").fp8("delayed").offload(),
     trains("qwen3", 4).context(2).pipeline(2, "interleaved", 2).fp8("delayed"),
+    trains("qwen3", 4).tensor(2).pipeline(2).fp8("current").state("bf16"),
+    trains("gpt2", 4).context(2).data(2).zero(3).fp8("current").state("bf16").offload(),
 };
 
 /// Whether ranks that share products or sequences compute this operand with the bits of one rank:
@@ -64,21 +68,22 @@ struct Steps {
 /// With the scales of one step, ranks and one rank round the same numbers to the same codes. What
 /// differs is the order of sums, in bf16 also their rounding before ranks add them up, and in few
 /// places the code that a number next to the middle of two codes becomes.
-void check_case(const World& part, const MeshCase& c, uint64_t seed) {
-    CAPTURE(mesh_job::name_of(c), seed);
+void check_case(const World& part, const Device& device, const MeshCase& c, uint64_t seed) {
+    const std::string name = device.is_cuda() ? "cuda" : "cpu";
+    CAPTURE(mesh_job::name_of(c), name, seed);
     Fp8History known;
     if (std::string(c.fp8) == "delayed") {
-        MeshRun first(part, Device{}, config_of(c, seed, "cpu"));
+        MeshRun first(part, device, config_of(c, seed, name));
         first.step();
         known = first.trainer().fp8.history();
         check_same_on_all(part, known);
     }
-    MeshRun run(part, Device{}, config_of(c, seed, "cpu"));
+    MeshRun run(part, device, config_of(c, seed, name));
     const Steps steps(run, known);
     check_same_on_all(part, run.trainer().fp8.history());
     if (part.rank() > 0) return;
 
-    MeshRun one(World(), Device{}, config_of(c, seed, "cpu", false));
+    MeshRun one(World(), device, config_of(c, seed, name, false));
     const Steps expected(one, known);
     for (size_t step = 0; step < expected.losses.size(); ++step) {
         CAPTURE(step);
@@ -104,15 +109,52 @@ void check_case(const World& part, const MeshCase& c, uint64_t seed) {
     CHECK(errors[errors.size() / 2] < (std::string(c.dtype) == "bf16" ? 0x1p-5 : 0x1p-18));
 }
 
+void check_meshes(const Device& device, const World& world, std::span<const MeshCase> cases) {
+    const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
+    on_parts(world, cases, [&](const World& part, const MeshCase& c, size_t number) {
+        check_case(part, device, c, seed + 101 * number);
+    });
+}
+
+// The last rank has the last of each axis's parts, and what no other rank has.
+constexpr MeshCase meshes_with_nan[] = {
+    trains("llama", 4).tensor(2).pipeline(2).fp8("delayed"),
+    trains("gpt2", 4).bf16().data(2).pipeline(2, "zero_bubble").fp8("current"),
+};
+
+/// A NaN in the last rank's part of a weight of the last layer: all ranks name the weight.
+void check_nan(const World& part, const MeshCase& c, uint64_t seed) {
+    CAPTURE(mesh_job::name_of(c), seed, part.rank());
+    MeshRun run(part, Device{}, config_of(c, seed, "cpu"));
+    CHECK(run.step().fp8.not_finite == -1);
+    Trainer& trainer = run.trainer();
+    if (part.rank() == part.size() - 1) {
+        const int weight = trainer.registry.stages.back().blocks.back().up_w;
+        const Parameter& p = trainer.parameters.parameters()[static_cast<size_t>(weight)];
+        const std::vector<float> nan(static_cast<size_t>(p.numel()), NAN);
+        trainer.parameters.state.write(ParameterState::master, weight, 0, nan);
+    }
+    const StepOutcome outcome = run.step();
+    CHECK(outcome.state.stop != 0);
+    REQUIRE(outcome.fp8.not_finite >= 0);
+    CHECK(trainer.fp8.name_of(outcome.fp8.not_finite) ==
+          concat("weight of ", run.spec().n_layer - 1, ".up"));
+}
+
 }  // namespace
 
 TEST_CASE("ranks: fp8 meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), meshes);
+}
+
+TEST_CASE("ranks: a weight that is not finite in fp8", "[.ranks]") {
+    if (skip_outside_ranks()) return;
     const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
-    const World world = World::join();
-    on_parts(world, meshes, [&](const World& part, const MeshCase& c, size_t number) {
-        check_case(part, c, seed + 101 * number);
-    });
+    on_parts(World::join(), meshes_with_nan,
+             [&](const World& part, const MeshCase& c, size_t number) {
+                 check_nan(part, c, seed + 101 * number);
+             });
 }
 
 TEST_CASE(
@@ -121,6 +163,38 @@ TEST_CASE(
     if (skip_without_mpirun()) return;
     check_case_on_ranks(4, "ranks: fp8 meshes");
 }
+
+TEST_CASE("all ranks name the first operand that is not finite, whichever rank has it",
+          "[fp8][mesh][training]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(4, "ranks: a weight that is not finite in fp8");
+}
+
+#ifdef TRAIN_GPT_CUDA
+
+namespace {
+
+constexpr MeshCase gpu_meshes[] = {
+    trains("llama", 2).bf16().tensor(2).data(2).zero(3).fp8("delayed"),
+    trains("gpt2", 2).bf16().context(2).data(2).fp8("delayed").offload(),
+    trains("qwen2_moe", 2).bf16().tensor(2).pipeline(2).fp8("current").state("int8"),
+};
+
+}  // namespace
+
+TEST_CASE("ranks: fp8 gpu meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    check_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
+}
+
+TEST_CASE("GPUs that share products or sequences have the same scales, one GPU's but for rounding",
+          "[fp8][mesh][training][cuda]") {
+    if (skip_without_gpus(4)) return;
+    check_case_on_ranks(4, "ranks: fp8 gpu meshes", late_streams(), 400);
+}
+
+#endif
 
 TEST_CASE("a run in fp8 with int8 moments continues on other ranks with the same bytes",
           "[fp8][mesh][training]") {

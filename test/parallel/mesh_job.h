@@ -402,4 +402,11 @@ void on_parts(const World& world, std::span<const MeshCase> cases, Check&& check
     }
 }
 
+/// An adverse order of a simulated GPU's streams, another one each time.
+inline Environment late_streams() {
+    return {{"GPUSIM_STREAMS", "lazy"},
+            {"GPUSIM_SEED", std::to_string(random_int(1, 1000))},
+            {"GPUSIM_NCCL_PROGRESS_MS", "300"}};
+}
+
 }  // namespace train_gpt::mesh_job
