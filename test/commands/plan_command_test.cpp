@@ -181,6 +181,27 @@ TEST_CASE("a plan on a cluster predicts a step, searches for faster ways, and wr
     CHECK(contains(on("b200"), "predicted on b200"));
     CHECK(contains(on("h100"), "predicted on h100-dgx"));
     CHECK_FALSE(contains(on("rtx3090"), "predicted"));
+    // In fp8 each plan for a GPU says from which width that pays, also where no time is predicted.
+    const auto in_fp8_on = [](const Arguments& more) {
+        return check_succeeds(train_gpt_with(Arguments{"plan", "configs/gpt2-124m.json", "--set",
+                                                       "precision.fp8=delayed"} +
+                                             more))
+            .out;
+    };
+    const std::string known = "note         fp8 pays from a width of ",
+                      unknown = "note         from which width fp8 pays is not known for ";
+    CHECK(contains(in_fp8_on({"--memory", "24GiB"}), unknown + "this GPU"));
+    CHECK(contains(in_fp8_on({"--gpu", "rtx4090", "--memory", "20GiB"}), known));
+    CHECK(contains(in_fp8_on({"--gpu", "l40s"}), known));
+    const std::string not_predicted =
+        in_fp8_on({"--gpu", "h100", "--world", "16", "--set", "parallel.tensor=16", "--set",
+                   "model.n_head=16", "--set", "model.n_embd=1024"});
+    CHECK(contains(not_predicted, "the time of a step is not predicted: "));
+    CHECK(contains(not_predicted, known));
+    if (!skip_without_gpus(1)) {
+        const std::string here = in_fp8_on({"--set", "device=cuda"});
+        CHECK(contains(here, known) != contains(here, unknown));
+    }
 #endif
     check_refused(plan({"--world", "12"}), 1, {"whole nodes", "8 and 16"});
     check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--cluster", "h100"}), 1,

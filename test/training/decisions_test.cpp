@@ -272,6 +272,18 @@ TEST_CASE("ranks of one machine share its memory") {
     CHECK(memory_for_a_rank(Device{}, {}, 1000).device < all / 100);
 }
 
+TEST_CASE("a machine that does not say how much memory it has is not one without any") {
+    const auto total = static_cast<uint64_t>(random_int(1, int64_t{1} << 40));
+    const int ranks = static_cast<int>(random_int(1, 8));
+    CHECK(host_memory_of_a_rank({}, ranks) == unlimited_memory);
+    CHECK(host_memory_of_a_rank({.memory_total = total}, ranks) == 0);
+    CHECK(host_memory_of_a_rank({.memory_total = total, .memory_available = total}, ranks) ==
+          total / static_cast<uint64_t>(ranks));
+    const DeviceAndHost some{.device = total, .host = total};
+    CHECK(some.fits({total, unlimited_memory}));
+    CHECK_FALSE(some.fits({total, 0}));
+}
+
 TEST_CASE("a GPU keeps memory free for each axis of a mesh after the first", "[cuda]") {
     if (skip_without_gpus(1)) return;
     const Device device{Device::Kind::cuda, 0};

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/cuda.h"
 #include "model/spec.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
@@ -282,7 +283,9 @@ TEST_CASE("a host that has too little memory to pin is named before anything is 
     };
     const int ranks = static_cast<int>(random_int(2, 8));
     CHECK(error_of({plenty, needed}, ranks).empty());
-    CHECK(error_of({plenty, 0}, ranks).empty());  // nobody knows
+    CHECK(error_of({plenty, unlimited_memory}, ranks).empty());
+    CHECK(contains(error_of({plenty, 0}, ranks),
+                   concat("but only ", format_bytes(0), " of what is free may be pinned")));
     const std::string alone = error_of({plenty, needed - 1}, 1),
                       together = error_of({plenty, needed - 1}, ranks);
     for (const std::string& error : {alone, together}) {
@@ -296,6 +299,23 @@ TEST_CASE("a host that has too little memory to pin is named before anything is 
     // Without offloading, the GPU would be full.
     const std::string no_way = error_of({plan.total_bytes(), needed - 1}, ranks);
     CHECK(!contains(no_way, "it fits; "));
+}
+
+TEST_CASE("GPUs that are here share the host's memory in a plan", "[plan][cuda]") {
+    if (skip_without_gpus(1)) return;
+    const PlanTarget here(Device{Device::Kind::cuda, 0});
+    const int ranks = local_ranks(here, 8);
+    CHECK(ranks == std::min(8, static_cast<int>(cuda::identities().size())));
+    const Config config = config_with({"memory.offload=optimizer", "batch.micro_batch=1"});
+    const PlanReport one = plan_report(config, here, 1), eight = plan_report(config, here, 8);
+    CAPTURE(ranks, one.text, eight.text);
+    // Other programs may take some meanwhile.
+    CHECK(static_cast<double>(eight.available.host) <
+          1.5 * static_cast<double>(one.available.host) / ranks);
+    CHECK(contains(one.text, concat(" of the host's memory, of which ",
+                                    format_bytes(one.available.host), " are available here)")));
+    CHECK(contains(eight.text, concat(" available here to each of ", ranks, " ranks)")) ==
+          (ranks > 1));
 }
 
 TEST_CASE("if the system refuses to pin memory, offloading less is advised", "[plan][cuda]") {

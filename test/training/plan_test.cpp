@@ -5,6 +5,8 @@
 #include <set>
 #include <sstream>
 
+#include <omp.h>
+
 #include "base/error.h"
 #include "base/file.h"
 #include "model/families/family.h"
@@ -113,6 +115,27 @@ TEST_CASE("the report names parameters, batch, ranks and the memory of every rec
     CHECK(plan_report(config, Device{}, 1).problem.empty());
 
     CHECK(contains(plan_report(config, Device{}, 3).text, "on 3 ranks: 1 to 2 each"));
+}
+
+TEST_CASE("the ranks of a plan that are on this machine share its memory", "[plan]") {
+    Config config = random_config();
+    config.batch.tokens_per_step *= 2;  // eight micro-batches
+    const int ranks = local_ranks(Device{}, 8);
+    CHECK(ranks == std::min(8, omp_get_num_procs()));
+    CHECK(local_ranks(Device{}, 1) == 1);
+    const PlanReport one = plan_report(config, Device{}, 1),
+                     eight = plan_report(config, Device{}, 8);
+    CAPTURE(ranks, one.text, eight.text);
+    // Other programs may take some meanwhile.
+    CHECK(static_cast<double>(eight.available.device) <
+          1.5 * static_cast<double>(one.available.device) / ranks);
+    CHECK(contains(one.text, " available here\n"));
+    CHECK(contains(
+        eight.text,
+        concat(" available here", ranks > 1 ? concat(" to each of ", ranks, " ranks") : "", "\n")));
+    PlanTarget elsewhere{Device{}};
+    elsewhere.gpu = "GPU";
+    CHECK(local_ranks(elsewhere, 8) == 1);
 }
 
 TEST_CASE("what is said to feed more ranks than a step can feed does", "[plan]") {

@@ -417,6 +417,16 @@ TEST_CASE("fp8 pays from the width at which products gain what casts take",
     CHECK(contains(to_text(narrow, dgx),
                    concat("; not for this model, whose width is ", config.model.n_embd)));
 
+    // A plan says it of its GPU, as far as its datasheet is known.
+    PlanTarget target{Device{}};
+    CHECK(fp8_note(target, 4096).empty());
+    target.gpu = "GPU";
+    CHECK(fp8_note(target, 4096) ==
+          "from which width fp8 pays is not known for this GPU, whose datasheet is not at hand");
+    target.gpu = "H100", target.multiprocessors = gpu_named("h100").multiprocessors;
+    CHECK(fp8_note(target, 4096) ==
+          fp8_note("H100", fp8_pays_from(gpu_named("h100")), 4096) + ", by its datasheet");
+
     // By a datasheet, where no cluster is shipped
     CHECK(fp8_pays_from(gpu_named("h100")) == width);
     CHECK(fp8_pays_from(gpu_named("l40s")) > 0);

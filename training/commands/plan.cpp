@@ -64,9 +64,16 @@ int plan_on_cluster(const CommandLine& line, Config config) {
     return 0;
 }
 
+/// From which width fp8 pays on the plan's GPU; empty without fp8.
+std::string fp8_line(const PlanTarget& target, const Config& config) {
+    if (!is_fp8(config)) return "";
+    const std::string note = fp8_note(target, spec_of(config, vocab_size_of(config)).n_embd);
+    return note.empty() ? "" : concat("\nnote         ", note, "\n");
+}
+
 /// What `plan --gpu` adds: where a cluster of this GPU is shipped, a step's time there; else, with
 /// fp8, from which width it pays.
-std::string time_on(const Gpu& gpu, const Config& config, int world) {
+std::string time_on(const Gpu& gpu, const PlanTarget& target, const Config& config, int world) {
     std::optional<Cluster> cluster;
     if (const std::string name = cluster_of_gpu(std::string(gpu.key)); !name.empty())
         cluster = find_cluster(name);
@@ -75,13 +82,11 @@ std::string time_on(const Gpu& gpu, const Config& config, int world) {
             const RunShape shape = choose_for(shape_on(config, *cluster, world), *cluster);
             return to_text(predict(shape, *cluster, {}), *cluster);
         } catch (const Error& error) {
-            return concat("\nthe time of a step is not predicted: ", error.what(), "\n");
+            return concat("\nthe time of a step is not predicted: ", error.what(), "\n",
+                          fp8_line(target, config));
         }
     }
-    if (!is_fp8(config)) return "";
-    return concat("\nnote         ",
-                  fp8_note(std::string(gpu.name), fp8_pays_from(gpu), config.model.n_embd),
-                  ", by its datasheet\n");
+    return fp8_line(target, config);
 }
 
 }  // namespace
@@ -102,8 +107,9 @@ int plan(const CommandLine& line) {
     if (!line.picture.empty()) std::printf("wrote %s\n", printable(line.picture).c_str());
     std::fflush(stdout);
     if (!report.problem.empty()) throw Error(report.problem);
-    if (line.gpu_bytes == 0 && !line.gpu.empty())
-        print(time_on(gpu_named(line.gpu), config, line.world));
+    const bool has_time = line.gpu_bytes == 0 && !line.gpu.empty();
+    print(has_time ? time_on(gpu_named(line.gpu), target, config, line.world)
+                   : fp8_line(target, config));
     return 0;
 }
 

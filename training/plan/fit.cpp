@@ -55,11 +55,17 @@ uint64_t memory_of_a_gpu(uint64_t free, const MeshLayout& mesh) {
     return free - std::min(free, of_axis * std::max(0, axes_of(mesh) - 1));
 }
 
+uint64_t host_memory_of_a_rank(const CpuInfo& machine, int local_ranks) {
+    if (machine.memory_total == 0) return unlimited_memory;
+    return machine.memory_available / static_cast<uint64_t>(local_ranks);
+}
+
 DeviceAndHost memory_for_a_rank(const Device& device, const MeshLayout& mesh, int local_ranks) {
-    const uint64_t of_host = memory_available(Device{}) / static_cast<uint64_t>(local_ranks);
+    const uint64_t of_host = host_memory_of_a_rank(cpu_info(), local_ranks);
     if (!device.is_cuda()) return {.device = of_host};
     // Memory that is pinned is lost to the system's file cache and to other programs.
-    return {memory_of_a_gpu(memory_available(device), mesh), of_host / 8 * 7};
+    return {memory_of_a_gpu(memory_available(device), mesh),
+            of_host == unlimited_memory ? of_host : of_host / 8 * 7};
 }
 
 bool weighs_link(const RunShape& shape) {
@@ -380,10 +386,9 @@ std::string change_that_pins_less(const Arena& plan, const RunShape& shape,
 
 void require_host_memory(const Arena& plan, const RunShape& shape, const DeviceAndHost& available,
                          int local_ranks) {
-    const uint64_t needed = plan.host_bytes(),
-                   of_all = available.host * static_cast<uint64_t>(local_ranks);
-    // 0: nobody knows how much there is.
-    if (available.host == 0 || needed <= available.host) return;
+    const uint64_t needed = plan.host_bytes();
+    if (needed <= available.host) return;
+    const uint64_t of_all = available.host * static_cast<uint64_t>(local_ranks);
     std::string fewer;
     if (local_ranks > 1 && needed <= of_all)
         fewer = concat("; or start at most ", of_all / needed, " ranks on each host");

@@ -6,6 +6,7 @@
 
 #include "device/device.h"
 #include "device/memory.h"
+#include "device/processor.h"
 #include "training/config/layout.h"
 #include "training/files/kept_choices.h"
 #include "training/plan/memory_plan.h"
@@ -15,8 +16,10 @@ namespace train_gpt {
 
 /// The memory that a rank of the mesh may take. local_ranks ranks share the machine's memory, of
 /// which seven eighths may be pinned for GPUs. A rank may take what is free on its GPU, less what
-/// memory_of_a_gpu() keeps.
+/// memory_of_a_gpu() keeps. unlimited_memory of a machine that does not say how much it has.
 DeviceAndHost memory_for_a_rank(const Device& device, const MeshLayout& mesh, int local_ranks = 1);
+/// An equal share of the machine's available memory; unlimited_memory where its memory_total is 0.
+uint64_t host_memory_of_a_rank(const CpuInfo& machine, int local_ranks);
 /// How many of a GPU's free bytes a rank of the mesh may take: all but 256 MiB for each axis of the
 /// mesh after the first one (replicas and shards are two). NCCL may choose an algorithm that it has
 /// not connected (parallel/first_collectives.h), which takes memory.

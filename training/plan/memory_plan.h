@@ -1,6 +1,7 @@
 // The memory of a run, counted by the code that later takes it.
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,9 @@ namespace train_gpt {
 /// From the one that keeps the most to the one that keeps the least.
 inline constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
                                                  Recompute::block};
+
+/// As an amount of memory that is available: nobody knows how much there is.
+inline constexpr uint64_t unlimited_memory = std::numeric_limits<uint64_t>::max();
 
 /// Bytes of memory: of the device, and of the host beside a GPU.
 struct DeviceAndHost {

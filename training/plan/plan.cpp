@@ -231,9 +231,20 @@ std::string stage_text(const Config& given, const Fit& fit, const Speeds& speeds
                   " GB/s, which is assumed; a run measures its own)");
 }
 
+/// " to each of 2 ranks" that share the memory of this machine.
+std::string sharing_text(const PlanTarget& target, int world) {
+    const int ranks = local_ranks(target, world);
+    return ranks == 1 ? "" : concat(" to each of ", ranks, " ranks");
+}
+
+/// "23.40 GiB are available here to each of 2 ranks"
+std::string host_text(const PlanTarget& target, uint64_t bytes, int world) {
+    return concat(format_bytes(bytes), " are available here", sharing_text(target, world));
+}
+
 /// What is chosen, or asked for, to be in the host's memory.
 std::string offload_text(const Config& given, const Fit& fit, const PlanTarget& target,
-                         const Speeds& speeds) {
+                         const Speeds& speeds, const PlanReport& report, int world) {
     std::string text;
     for (const auto& [is_offloaded, name] :
          {std::pair{fit.offload.optimizer, "optimizer"}, {fit.offload.activations, "activations"}})
@@ -244,14 +255,20 @@ std::string offload_text(const Config& given, const Fit& fit, const PlanTarget& 
         link = concat(", for ", formatted("%.0f", speeds.host / 1e9), " GB/s to it, ",
                       target.is_here() ? "measured" : "assumed");
     return concat(", memory.offload = ", text, " (",
-                  format_bytes(static_cast<uint64_t>(fit.offloaded)), " of the host's memory", link,
-                  ")");
+                  format_bytes(static_cast<uint64_t>(fit.offloaded)), " of the host's memory",
+                  target.is_here() && report.available.host != unlimited_memory
+                      ? concat(", of which ", host_text(target, report.available.host, world))
+                      : "",
+                  link, ")");
 }
 
 /// "23.40 GiB available here"
-std::string available_text(const PlanTarget& target, uint64_t bytes) {
+std::string available_text(const PlanTarget& target, uint64_t bytes, int world) {
+    if (bytes == unlimited_memory) return "an unknown amount available here";
+    // Each rank has a GPU of its own.
+    const std::string sharing = target.device.is_cuda() ? "" : sharing_text(target, world);
     return concat(format_bytes(bytes), " ",
-                  target.is_here() ? "available here"
+                  target.is_here() ? "available here" + sharing
                                    : concat("that the ", target.gpu, " (",
                                             format_bytes(target.memory), ") should have free"));
 }
@@ -290,19 +307,21 @@ PlanReport plan_report(const Config& given, const PlanTarget& target, int world)
         "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
         pipeline_table(shape, memory_of_stages(shape, device)),
         "\nbatch.micro_batch = ", fit.micro_batch, ", memory.recompute = ", name_of(fit.recompute),
-        stage_text(given, fit, speeds), offload_text(given, fit, target, speeds),
+        stage_text(given, fit, speeds), offload_text(given, fit, target, speeds, report, world),
         shape.config.saves_in_background() ? ", checkpoint.async = on" : "", ": ",
-        format_bytes(report.needed.device), " of ", available_text(target, report.available.device),
-        fits ? "" : ": DOES NOT FIT", "\n");
+        format_bytes(report.needed.device), " of ",
+        available_text(target, report.available.device, world), fits ? "" : ": DOES NOT FIT", "\n");
     if (fits) return report;
     const bool host_is_short = report.needed.device <= report.available.device;
     report.problem = concat(
         "the run needs ",
         host_is_short
             ? concat(format_bytes(report.needed.host), " of the host's memory on each rank, and ",
-                     format_bytes(report.available.host), " are available here; ")
+                     host_text(target, report.available.host, world), "; ")
             : concat(format_bytes(report.needed.device), " of memory on each rank, and ",
-                     target.is_here()
+                     target.is_here() && !device.is_cuda()
+                         ? host_text(target, report.available.device, world)
+                     : target.is_here()
                          ? format_bytes(report.available.device) + " are available here"
                          : "the " + target.gpu + " should have " +
                                format_bytes(report.available.device) + " free",

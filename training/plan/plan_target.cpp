@@ -1,8 +1,13 @@
 #include "training/plan/plan_target.h"
 
-#include <limits>
+#include <algorithm>
+
+#include <omp.h>
 
 #include "base/error.h"
+#ifdef TRAIN_GPT_CUDA
+#include "device/cuda.h"
+#endif
 #include "training/plan/datasheet.h"
 
 namespace train_gpt {
@@ -32,10 +37,19 @@ PlanTarget gpu_elsewhere(const std::string& name, uint64_t memory) {
     return target;
 }
 
+int local_ranks(const PlanTarget& target, int world) {
+    if (!target.is_here()) return 1;
+    int most = omp_get_num_procs();
+#ifdef TRAIN_GPT_CUDA
+    if (target.device.is_cuda()) most = static_cast<int>(cuda::identities().size());
+#endif
+    return std::clamp(most, 1, world);
+}
+
 DeviceAndHost memory_for_a_rank(const PlanTarget& target, const MeshLayout& mesh) {
-    if (target.is_here()) return memory_for_a_rank(target.device, mesh);
-    return {.device = memory_of_a_gpu(target.memory / 40 * 39, mesh),
-            .host = std::numeric_limits<uint64_t>::max()};
+    if (target.is_here())
+        return memory_for_a_rank(target.device, mesh, local_ranks(target, mesh.world()));
+    return {.device = memory_of_a_gpu(target.memory / 40 * 39, mesh), .host = unlimited_memory};
 }
 
 Speeds planned_speeds(const PlanTarget& target, const DeviceAndHost& available,

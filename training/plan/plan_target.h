@@ -29,7 +29,11 @@ struct PlanTarget {
 /// has no CUDA kernels.
 PlanTarget gpu_elsewhere(const std::string& name, uint64_t memory);
 
-/// The memory that a rank may take on the target. A GPU that is not here has 97.5 % of its memory
+/// How many of a plan's ranks share this machine's memory: as many as it has GPUs, or cores for
+/// ranks on the CPU, and no more than the plan has. 1 if the target is not here.
+int local_ranks(const PlanTarget& target, int world);
+
+/// The memory that a rank may take on the target. On this machine local_ranks() share it. A GPU that is not here has 97.5 % of its memory
 /// free (an H100 of 80 GiB has 78.3 GiB: measured), and a host with enough memory.
 DeviceAndHost memory_for_a_rank(const PlanTarget& target, const MeshLayout& mesh);
 

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/formatted.h"
 #include "base/printable.h"
+#include "training/plan/datasheet.h"
 #include "training/plan/fit.h"
 #include "training/plan/memory_plan.h"
 #include "training/schedule.h"
@@ -112,6 +113,17 @@ std::string fp8_note(const std::string& gpu, int from, int width) {
     return concat("fp8 pays from a width of ", from,
                   ": from there on products gain more than rounding their operands takes",
                   width < from ? concat("; not for this model, whose width is ", width) : "");
+}
+
+std::string fp8_note(const PlanTarget& target, int width) {
+    if (target.is_here() && !target.device.is_cuda()) return "";
+    const std::string name = target.is_here() ? device_name(target.device) : target.gpu;
+    const Gpu* const gpu = gpu_called(
+        name, target.is_here() ? multiprocessors(target.device) : target.multiprocessors);
+    if (!gpu)
+        return concat("from which width fp8 pays is not known for ",
+                      target.is_here() ? name : "this GPU", ", whose datasheet is not at hand");
+    return fp8_note(std::string(gpu->name), fp8_pays_from(*gpu), width) + ", by its datasheet";
 }
 
 Prediction predict(const RunShape& shape, const Cluster& cluster,

@@ -57,6 +57,8 @@ struct Prediction {
 /// From which width fp8 pays, `from` (fp8_pays_from()), and whether it does for a model of this
 /// width, as a sentence. gpu: where.
 std::string fp8_note(const std::string& gpu, int from, int width);
+/// The same for a plan's GPU by its datasheet, or that it is not known there. Empty for a CPU.
+std::string fp8_note(const PlanTarget& target, int width);
 
 /// All of the shape must be chosen: micro-batch, recomputation and ZeRO's stage.
 Prediction predict(const RunShape& shape, const Cluster& cluster,
