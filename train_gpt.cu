@@ -199,7 +199,9 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     const AttentionUse attention = attention_of_ranks(trainer.stream, world);
     if (trainer.fp8)
         for (const std::string& refusal : fp8_refusals_of_ranks(trainer.stream, world))
-            progress.say(concat("note: ", refusal, "; kernels then do not round their results"));
+            progress.say(concat("note: ", refusal,
+                                "; kernels then do not round their results, unless "
+                                "precision.fp8_skip names these products"));
     trainer.connect(mesh);
 
     // Take the weights and the optimizer's state from the newest checkpoint, or begin a new run

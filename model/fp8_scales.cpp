@@ -177,7 +177,8 @@ Fp8Scales::Fp8Scales(const Fp8Options& options, const std::vector<Fp8Product>& p
         scales_.push_back({.x = scaling(x, "input"),
                            .w = scaling(w, "weight"),
                            .dy = scaling(dy, "gradient"),
-                           .weight_gradient = options.weight_gradient && !product.of_experts});
+                           .weight_gradient = options.weight_gradient && !product.of_experts,
+                           .name = product.name});
         if (delayed_) scales_.back().x.inverse = inverse_ + i * fp8_inverse_stride;
         const auto found = std::ranges::find(held, product.id, &Parameter::id);
         if (found != held.end())

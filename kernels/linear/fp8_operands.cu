@@ -1,5 +1,6 @@
+#include <algorithm>
 #include <cassert>
-#include <set>
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -42,16 +43,33 @@ Codes round(Stream& stream, const Fp8Operand& operand, void* codes, float* inver
     return {codes, inverse};
 }
 
-/// The products that cuBLASLt has refused: m, n, k and the dtype that they are computed in.
+/// The products that cuBLASLt has refused: m, n, k and the dtype that they are computed in; and
+/// their layers' names.
 struct RefusedProducts {
-    std::set<std::tuple<int64_t, int64_t, int64_t, DType>> all;
+    using Product = std::tuple<int64_t, int64_t, int64_t, DType>;
+    std::map<Product, std::vector<std::string>> all;
 
     explicit RefusedProducts(const Queue&) {}
+
+    void add(const Product& product, const std::string& name) {
+        std::vector<std::string>& names = all[product];
+        if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    }
 };
+
+/// "0.down, 1.down, 2.down and 29 more"
+std::string list_of(const std::vector<std::string>& names) {
+    constexpr size_t most = 3;
+    std::string text;
+    for (size_t i = 0; i < std::min(names.size(), most); ++i)
+        text += (i > 0 ? ", " : "") + names[i];
+    return names.size() > most ? concat(text, " and ", names.size() - most, " more") : text;
+}
 
 }  // namespace
 
-void round_operands(Stream& stream, Gemm& call, const Fp8Operand& a, const Fp8Operand& b) {
+void round_operands(Stream& stream, Gemm& call, const std::string& name, const Fp8Operand& a,
+                    const Fp8Operand& b) {
     constexpr int first_with_fp8 = 89;
     if (const int architecture = limits_of(stream).architecture; architecture < first_with_fp8)
         throw Error("precision.fp8 needs a GPU that multiplies fp8, sm_", first_with_fp8,
@@ -74,11 +92,11 @@ void round_operands(Stream& stream, Gemm& call, const Fp8Operand& a, const Fp8Op
     if (can_multiply(stream, product))
         call = product;
     else if (a.has_values && b.has_values)
-        stream.queue->kept<RefusedProducts>().all.insert({m, n, k, call.in});
+        stream.queue->kept<RefusedProducts>().add({m, n, k, call.in}, name);
     else
-        throw Error("cuBLASLt ", cublas_lt().version(), " refuses the product of ", m, "×", k,
-                    " by ", k, "×", n,
-                    " in fp8, and an operand is in fp8 alone; name it in precision.fp8_skip");
+        throw Error("cuBLASLt ", cublas_lt().version(), " refuses a product of ", name, " in fp8 (",
+                    m, "×", k, " by ", k, "×", n, "), and an operand is in fp8 alone; add \"", name,
+                    "\" to precision.fp8_skip, which keeps it in ", name_of(call.in));
 }
 
 bool fp8_was_refused(const Stream& stream) {
@@ -87,10 +105,13 @@ bool fp8_was_refused(const Stream& stream) {
 
 std::vector<std::string> fp8_refusals(const Stream& stream) {
     std::vector<std::string> sentences;
-    for (const auto& [m, n, k, dtype] : stream.queue->kept<RefusedProducts>().all)
-        sentences.push_back(concat("matrix products of ", m, "×", k, " by ", k, "×", n, " run in ",
-                                   name_of(dtype), " instead of fp8, for which cuBLASLt ",
-                                   cublas_lt().version(), " has no algorithm that runs"));
+    for (const auto& [product, names] : stream.queue->kept<RefusedProducts>().all) {
+        const auto& [m, n, k, dtype] = product;
+        sentences.push_back(concat("matrix products of ", m, "×", k, " by ", k, "×", n, " (",
+                                   list_of(names), ") run in ", name_of(dtype),
+                                   " instead of fp8, for which cuBLASLt ", cublas_lt().version(),
+                                   " has no algorithm that runs"));
+    }
     return sentences;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "kernels/fp8.h"
 #include "kernels/linear/gemm_cublas.h"
@@ -22,8 +23,9 @@ struct Fp8Operand {
 /// product's workspace and makes `call` the product a·bᵀ of their codes: cuBLASLt takes fp8 of both
 /// operands along k only on most GPUs. b is e4m3. Where cuBLASLt has no algorithm for such a
 /// product, `call` stays as it is, and fp8_refusals() says so; throws Error if an operand has no
-/// values. Throws Error on a GPU without fp8.
-void round_operands(Stream& stream, Gemm& call, const Fp8Operand& a, const Fp8Operand& b);
+/// values. Throws Error on a GPU without fp8. name: ProductScales::name, for these sentences.
+void round_operands(Stream& stream, Gemm& call, const std::string& name, const Fp8Operand& a,
+                    const Fp8Operand& b);
 
 /// The scratch memory of such a product.
 size_t fp8_product_bytes(int64_t m, int64_t n, int64_t k);

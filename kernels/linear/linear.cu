@@ -244,7 +244,7 @@ void linear_forward(Stream& stream, const LinearForward& args) {
               .residual = args.residual.data,
               .vector = args.bias.data};
     if (const ProductScales* scales = args.w.scales)
-        round_operands(stream, call,
+        round_operands(stream, call, scales->name,
                        {.x = args.x,
                         .scaling = scales->x,
                         .rounded = args.rounded_x,
@@ -294,7 +294,7 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
         if (args.preact) launch_multiply_by_slope(stream, args.dx, args.preact);
     };
     if (const ProductScales* scales = args.w.scales) {
-        round_operands(stream, call,
+        round_operands(stream, call, scales->name,
                        {.x = args.dy,
                         .format = Fp8Format::e5m2,
                         .scaling = scales->dy,
@@ -329,7 +329,7 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
         if (args.dbias) column_sums(stream, args.dbias, args.dy);
     };
     if (const ProductScales* scales = args.scales; scales && scales->weight_gradient) {
-        round_operands(stream, call,
+        round_operands(stream, call, scales->name,
                        {.x = args.dy,
                         .format = Fp8Format::e5m2,
                         .scaling = scales->dy,

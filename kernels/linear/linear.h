@@ -22,6 +22,7 @@ namespace train_gpt {
 struct ProductScales {
     Fp8Scaling x, w, dy;
     bool weight_gradient = true;  // is in fp8, too; else in the dtype of x and dy
+    std::string name = {};        // as precision.fp8_skip names the layer, such as "3.down"
 };
 /// Codes of rows and columns come in whole 16 bytes.
 inline constexpr int64_t fp8_multiple = 16;

@@ -57,7 +57,7 @@ struct Fp8Layer : Layer {
                               .amax = amax.as<float>() + i,
                               .is_set = given};
         };
-        products = {.x = scaling(0), .w = scaling(1), .dy = scaling(2)};
+        products = {.x = scaling(0), .w = scaling(1), .dy = scaling(2), .name = "3.down"};
     }
     Operand weight() const { return {w, &products}; }
     size_t scratch(KernelSettings settings) const {
@@ -334,7 +334,7 @@ TEST_CASE("products that cuBLASLt refuses in fp8 are computed in the layer's dty
         };
         CHECK(results(true) == results(false));
         CHECK(refused == concat("matrix products of ", l.M, "×", l.K, " by ", l.K, "×", l.N,
-                                " run in ", name_of(dtype), " instead of fp8"));
+                                " (3.down) run in ", name_of(dtype), " instead of fp8"));
         CHECK(l.amax[0] == largest_of(l.x));  // the scales of later steps follow from them
         CHECK(l.amax[2] == largest_of(l.dy));
     }
