@@ -2,6 +2,7 @@
 // forward to the backward pass. They stay on the device; or they go to host memory while the next
 // block computes, and come back ahead of the backward pass.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -35,11 +36,15 @@ class BlockInputs {
     void prefetch(Stream& stream, int slot, int layer);
     void fetch(Stream& stream, int slot, int layer);
 
-    /// Bytes that a micro-batch's passes move in each direction.
-    int64_t bytes() const { return bytes_; }
+    /// Bytes that a micro-batch's forward pass moves to the host.
+    int64_t bytes_to_host() const { return shape_.layers * bytes_; }
+    /// Bytes that come back for a backward pass that follows its forward pass at once: the inputs of
+    /// the last three layers are still there. After another slot's pass all come back.
+    int64_t bytes_from_host() const { return std::max(shape_.layers - turns, 0) * bytes_; }
+
+    static constexpr int turns = 3;  // layers whose inputs are on the device at a time
 
   private:
-    static constexpr int turns = 3;
     /// One of the places on the device, and the input that is in it.
     struct Place {
         Tensor memory;
@@ -64,7 +69,7 @@ class BlockInputs {
     std::vector<Home> homes_;
     Stream in_, out_;
     Event submitted_;
-    int64_t bytes_ = 0;
+    int64_t bytes_ = 0;  // of a layer, with on_host
 };
 
 }  // namespace train_gpt

@@ -275,10 +275,12 @@ TEST_CASE("ranks of one machine share its memory") {
 TEST_CASE("a machine that does not say how much memory it has is not one without any") {
     const auto total = static_cast<uint64_t>(random_int(1, int64_t{1} << 40));
     const int ranks = static_cast<int>(random_int(1, 8));
-    CHECK(host_memory_of_a_rank({}, ranks) == unlimited_memory);
-    CHECK(host_memory_of_a_rank({.memory_total = total}, ranks) == 0);
-    CHECK(host_memory_of_a_rank({.memory_total = total, .memory_available = total}, ranks) ==
-          total / static_cast<uint64_t>(ranks));
+    CpuInfo machine;
+    CHECK(host_memory_of_a_rank(machine, ranks) == unlimited_memory);
+    machine.memory_total = total;
+    CHECK(host_memory_of_a_rank(machine, ranks) == 0);
+    machine.memory_available = total;
+    CHECK(host_memory_of_a_rank(machine, ranks) == total / static_cast<uint64_t>(ranks));
     const DeviceAndHost some{.device = total, .host = total};
     CHECK(some.fits({total, unlimited_memory}));
     CHECK_FALSE(some.fits({total, 0}));

@@ -289,6 +289,33 @@ TEST_CASE("an update takes its bytes, and offloaded state comes and goes at the 
     CHECK(step_work(shape_on(muon, cpu, 1), cpu).ranks[0].offload == 0);
 }
 
+TEST_CASE("of offloaded activations, those of the last three layers are on the GPU still",
+          "[plan][step_simulation]") {
+    Cluster cluster = find_cluster("h100-dgx");
+    cluster.host_link = 1e6;  // nothing is hidden
+    Config config = small_config();
+    config.memory.offload = {"activations"};
+    const double bytes = double{1} * config.batch.micro_batch * config.sequence_length() *
+                         config.model.n_embd * sizeof(bf16);
+    for (const int stages : {1, 2}) {
+        config.parallel.pipeline = stages;
+        const RunShape shape = shape_on(config, cluster, stages);
+        const int layers = config.model.n_layer / stages, back = stages == 1 ? layers - 3 : layers;
+        CHECK(layers_from_host(shape) == back);
+        for (const RankWork& rank : step_work(shape, cluster).ranks) {
+            int out = 0, in = 0;
+            for (const UnitWork& unit : rank.stages[0]) {
+                out += unit.forward.offload > 0.9 * bytes / cluster.host_link;
+                in += unit.backward_inputs.offload > 0.9 * bytes / cluster.host_link;
+                CHECK((unit.backward_inputs.offload == 0 || unit.layer < back || stages > 1));
+            }
+            CAPTURE(stages);
+            CHECK(out == layers);
+            CHECK(in == back);
+        }
+    }
+}
+
 namespace {
 
 /// The units of layers 0 and 1.
@@ -365,6 +392,53 @@ TEST_CASE("a prediction has in fp8 what a run has in fp8", "[plan][step_simulati
     CHECK(p.mfu / before.mfu == Approx(p.tokens_per_second / before.tokens_per_second));
     CHECK(contains(to_json(p)["mfu_convention"].get<std::string>(), "peak of bf16"));
     CHECK(contains(to_text(p, cluster), "of the bf16 peak)"));
+}
+
+TEST_CASE("a prediction has the casts to fp8 that each rank makes", "[plan][step_simulation]") {
+    const Cluster cluster = find_cluster("h100-dgx");
+    const Efficiencies e = efficiencies_of(Software::own, cluster, true);
+    const double bandwidth = e.memory * cluster.memory_bandwidth;
+    // What casts add to a step's end and to a layer's forward pass
+    struct Casts {
+        double end, forward;
+    };
+    const auto casts = [&](Config config, int world) {
+        config.precision.fp8 = Fp8Recipe::delayed;
+        const auto work_of = [&] {
+            const RankWork work =
+                step_work(shape_on(config, cluster, world), cluster, {.fp8 = true}).ranks[0];
+            const auto layer = std::ranges::find_if(work.stages[0],
+                                                    [](const UnitWork& u) { return u.layer == 0; });
+            return Casts{work.optimizer, layer->forward.memory};
+        };
+        const Casts with = work_of();
+        config.precision.fp8_skip = {"qkv", "out", "up", "down"};
+        const Casts none = work_of();
+        return Casts{with.end - none.end, with.forward - none.forward};
+    };
+    Config config = small_config();
+    config.parallel.zero = static_cast<int>(random_int(1, 2));
+    const LayerSpec layer = spec_of(config, config.model.vocab_size).layer(0);
+    const double M = double{1} * config.batch.micro_batch * config.sequence_length(),
+                 C = layer.n_embd, F = layer.n_ff,
+                 weights = C * (layer.qkv_width() + C + layer.up_width() + F),
+                 of_weights = (2 + 2) * weights / bandwidth;
+    const auto of_inputs = [&](double elements) {
+        return e.quantisation * 3 * M * elements / bandwidth;
+    };
+    const Casts one = casts(config, 2);
+    CHECK(one.end == Approx(config.model.n_layer * of_weights));
+    CHECK(one.forward == Approx(of_inputs(3 * C + 2 * F)));
+    config.parallel.zero = 3;
+    const Casts gathered = casts(config, 2);
+    CHECK(gathered.end == 0);
+    CHECK(gathered.forward == Approx(one.forward + of_weights));
+    // Of two ranks that share products each rounds all of what a norm gives, and half of the rest.
+    config.parallel.zero = 1;
+    config.parallel.tensor = 2;
+    const Casts shared = casts(config, 2);
+    CHECK(shared.end == Approx(config.model.n_layer * of_weights / 2));
+    CHECK(shared.forward == Approx(of_inputs(2 * C + C / 2 + 2 * F / 2)));
 }
 
 TEST_CASE("fp8 pays from the width at which products gain what casts take",

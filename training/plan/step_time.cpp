@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/dtype.h"
+#include "model/block_inputs.h"
 #include "model/spec.h"
 #include "parallel/pipeline/pipeline_schedule.h"
 #include "training/plan/traffic.h"
@@ -46,6 +47,12 @@ double StepTime::exposed(const RunShape& shape, double beside) const {
     return all - hidden + not_free * hidden;
 }
 
+double layers_from_host(const RunShape& shape) {
+    const int stages = shape.mesh.size(Axis::pipeline);
+    if (stages > 1) return double(shape.spec.n_layer) / stages;
+    return std::max(shape.spec.n_layer - BlockInputs::turns, 0);
+}
+
 /// What offloading adds to so much time of computing so many micro-batches.
 double StepTime::offloaded(const RunShape& shape, int64_t state, double compute,
                            int64_t micro_batches) const {
@@ -55,9 +62,11 @@ double StepTime::offloaded(const RunShape& shape, int64_t state, double compute,
         const Config& config = shape.config;
         const double tokens = double(config.batch.micro_batch) * config.sequence_length() /
                               (config.parallel.context * config.parallel.tensor),
-                     bytes = tokens * shape.spec.n_embd * double(size_of(shape.dtype)) *
-                             shape.spec.n_layer / shape.mesh.size(Axis::pipeline);
-        const double moved = 2 * bytes * static_cast<double>(micro_batches) / speeds_.host;
+                     bytes = tokens * shape.spec.n_embd * double(size_of(shape.dtype));
+        const double out = double(shape.spec.n_layer) / shape.mesh.size(Axis::pipeline),
+                     back = layers_from_host(shape);
+        const double moved =
+            (out + back) * bytes * static_cast<double>(micro_batches) / speeds_.host;
         time += moved - std::min(moved, 0.8 * compute);
     }
     return time;

@@ -14,6 +14,10 @@ struct Speeds {
     double host = 0;   // bytes per second between a GPU and its host, in each direction
 };
 
+/// Of how many of a rank's layers the inputs come back from the host: all but the last three, which
+/// are still on the device. In a pipeline other micro-batches pass in between, and all come back.
+double layers_from_host(const RunShape& shape);
+
 /// The time of a step on its busiest rank: in seconds, or without speeds in units of a token.
 ///
 ///   micro-batch of n tokens   the time of n + 64 tokens (n + 1,024 on a GPU), × 1.04 if
@@ -25,8 +29,8 @@ struct Speeds {
 ///                             85 % of what is hidden. As much is hidden as 80 % of a micro-batch,
 ///                             or with stages 2 and 3, which send in every one, of the step
 ///   offloaded state           its bytes / speeds.host
-///   offloaded activations     their bytes twice / speeds.host, without what is hidden: 80 % of the
-///                             step
+///   offloaded activations     the bytes of all layers' to the host and of layers_from_host() back
+///                             / speeds.host, without what is hidden: 80 % of the step
 class StepTime {
   public:
     StepTime(const RunShape& shape, const Device& device, const Speeds& speeds);

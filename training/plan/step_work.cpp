@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "parallel/group_ctas.h"
 #include "parallel/state/gradient_sums.h"
+#include "training/plan/step_time.h"
 #include "training/plan/update_work.h"
 
 namespace train_gpt {
@@ -115,6 +116,7 @@ class WorkBuilder {
 
   private:
     bool is_free(Axis axis) const { return options_.without == axis; }
+    static bool rounds_each(const Sharding& s) { return s.gathers_each() && s.size > 1; }
 
     /// Other programs' runs have all products of blocks in fp8, as their fit takes them.
     void find_fp8_products() {
@@ -131,6 +133,7 @@ class WorkBuilder {
         }
         fp8_weight_gradients_ = shape_.config.precision.fp8_weight_gradient;
         fp8_experts_weight_gradients_ = false;
+        rounds_weights_ = true;
         if (!options_.efficiencies)
             other_products_ = efficiencies_of(options_.software, cluster_, false).products;
     }
@@ -168,11 +171,15 @@ class WorkBuilder {
     struct LayerTime {
         PassTime forward = {};
         double weight_gradients = 0;
+        double rounded_weights = 0;  // elements of weights in fp8
     };
     LayerTime layer_time(const LayerSpec& layer, int number) const {
         const auto M = static_cast<double>(tokens_);
         const double C = layer.n_embd, element = static_cast<double>(size_of(shape_.dtype));
         const double width = layer.attention_width(), t = shape_.mesh.size(Axis::tensor);
+        // This program's tensor-parallel ranks gather what norms give, and each rounds all of it;
+        // others round their rows and gather codes, as the fit takes them.
+        const double of_norm = rounds_weights_ ? C : C / t;
         LayerTime of;
         PassTime& time = of.forward;
         double rounded = 0;  // elements of a token
@@ -184,11 +191,13 @@ class WorkBuilder {
                 fp8 && (of_experts ? fp8_experts_weight_gradients_ : fp8_weight_gradients_);
             time.products += times * product(rows, N, K, fp8);
             of.weight_gradients += times * product(rows, N, K, third);
-            if (fp8) rounded += inputs;
+            if (!fp8) return;
+            rounded += inputs;
+            of.rounded_weights += N * K * (of_experts ? layer.experts.n_expert : 1);
         };
         double hidden = layer.n_ff, up_width = layer.up_width(),
                weights = C * (layer.qkv_width() + width);
-        add(qkv, M, layer.qkv_width(), C, C / t);
+        add(qkv, M, layer.qkv_width(), C, of_norm);
         add(out, M, C, width, C / t);
         if (layer.experts) {
             const ExpertSpec& experts = layer.experts;
@@ -198,20 +207,20 @@ class WorkBuilder {
                          share = routed / (routed + experts.n_ff_shared);
             // Grouped products reach about half of the dense speed (docs/measurements.md).
             const double times = 2.0 * experts.n_expert;
-            add(up, of_expert, 2.0 * experts.n_ff, C, share * C / t + routed, times, true);
+            add(up, of_expert, 2.0 * experts.n_ff, C, share * of_norm + routed, times, true);
             add(down, of_expert, C, experts.n_ff, routed, times, true);
             hidden = routed + experts.n_ff_shared;
             up_width = 2 * hidden;
             weights += 3 * C * experts.n_ff * experts.n_expert;
             if (experts.n_ff_shared > 0) {
                 const double of_shared = experts.n_ff_shared;
-                add(shared_up, M, 2 * of_shared, C, (1 - share) * C / t + of_shared);
+                add(shared_up, M, 2 * of_shared, C, (1 - share) * of_norm + of_shared);
                 add(shared_down, M, C, of_shared, of_shared);
             }
             // Rows are copied in the order of experts, and back.
             time.memory += moved(element * 4 * C * routes);
         } else {
-            add(up, M, up_width, C, C / t + hidden);
+            add(up, M, up_width, C, of_norm + hidden);
             add(down, M, C, hidden, hidden);
         }
         weights += C * (up_width + hidden);
@@ -232,6 +241,12 @@ class WorkBuilder {
         return of;
     }
 
+    /// This program rounds weights once a step, with ZeRO-3 after each gather: an element is read,
+    /// and a byte is written for each order of the codes. Other programs' casts are in their fit.
+    double rounding_of_weights(const LayerTime& time) const {
+        return moved((static_cast<double>(size_of(shape_.dtype)) + 2) * time.rounded_weights);
+    }
+
     UnitWork layer_work(const LayerSpec& layer, int number) const {
         const LayerTime time = layer_time(layer, number);
         UnitWork unit;
@@ -247,6 +262,11 @@ class WorkBuilder {
             unit.backward_inputs.memory += 0.3 * f.memory;
         unit.backward_inputs.products += options_.again * f.products;
         if (options_.attention_again) unit.backward_inputs.attention += f.attention;
+        if (rounds_weights_ && rounds_each(sharding_of(shape_, 0))) {
+            const double casts = rounding_of_weights(time);
+            unit.forward.memory += casts;
+            unit.backward_inputs.memory += casts;
+        }
         add_exchanges(unit, layer);
         if (offload_.activations) {
             const double bytes = static_cast<double>(tokens_) * layer.n_embd *
@@ -254,7 +274,8 @@ class WorkBuilder {
                                  shape_.mesh.size(Axis::tensor),
                          way = bytes / cluster_.host_link;
             unit.forward.offload = std::max(0.0, way - f.sum());
-            unit.backward_inputs.offload = std::max(0.0, way - 2 * f.sum());
+            if (shape_.mesh.size(Axis::pipeline) > 1 || number < layers_from_host(shape_))
+                unit.backward_inputs.offload = std::max(0.0, way - 2 * f.sum());
         }
         return unit;
     }
@@ -374,6 +395,12 @@ class WorkBuilder {
     void add_end(RankWork& work, const ParameterBuffers& buffers, int rank) const {
         const UpdateBytes bytes = update_bytes(buffers, shape_);
         work.optimizer = moved(bytes.moved);
+        if (rounds_weights_ && !rounds_each(buffers.sharding()))
+            for (const std::vector<UnitWork>& stage : work.stages)
+                for (const UnitWork& unit : stage)
+                    if (unit.layer >= 0)
+                        work.optimizer +=
+                            rounding_of_weights(layer_time(part_.layer(unit.layer), unit.layer));
         if (offload_.optimizer) work.offload = bytes.state / cluster_.host_link;
         const double flops = muon_flops(shape_, rank);
         if (flops > 0) {
@@ -398,6 +425,7 @@ class WorkBuilder {
     // Of each layer; empty: none is.
     std::vector<std::array<bool, block_products>> in_fp8_;
     bool fp8_weight_gradients_ = true, fp8_experts_weight_gradients_ = true;
+    bool rounds_weights_ = false;  // as this program does
 };
 
 }  // namespace

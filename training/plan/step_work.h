@@ -37,7 +37,7 @@ struct RankWork {
     std::vector<std::vector<UnitWork>> stages;  // units of each, in the order of the forward pass
     // Seconds after the last gradient
     double sums = 0;       // over all ranks
-    double optimizer = 0;  // the update
+    double optimizer = 0;  // the update, and the rounding of weights to fp8 once a step
     double muon = 0;       // of these, Newton–Schulz iterations
     double offload = 0;    // state on its way from the host's memory and back
 };
