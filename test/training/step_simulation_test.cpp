@@ -289,6 +289,27 @@ TEST_CASE("an update takes its bytes, and offloaded state comes and goes at the 
     CHECK(step_work(shape_on(muon, cpu, 1), cpu).ranks[0].offload == 0);
 }
 
+TEST_CASE("computing in fp8 is estimated as shorter, and hides less of what is offloaded",
+          "[plan][fp8]") {
+    const Device gpu{.planned_architecture = 90};
+    const Speeds speeds{.flops = 1e15, .host = 1e9};
+    const auto seconds = [&](const Device& device, Fp8Recipe recipe, const char* offload) {
+        Config config = small_config();
+        config.parallel.zero = 1;
+        config.precision.fp8 = recipe;
+        config.memory.offload = {offload};
+        const RunShape shape(config, spec_of(config, config.model.vocab_size), DType::bf16,
+                             Recompute::none);
+        return StepTime(shape, device, speeds).of(shape, 0);
+    };
+    const Fp8Recipe recipe = random_int(0, 1) ? Fp8Recipe::delayed : Fp8Recipe::current;
+    const double bf16 = seconds(gpu, Fp8Recipe::off, "none"), fp8 = seconds(gpu, recipe, "none");
+    CHECK(fp8 == Approx(0.85 * bf16));
+    CHECK(seconds(gpu, recipe, "activations") - fp8 ==
+          Approx(seconds(gpu, Fp8Recipe::off, "activations") - bf16 + 0.8 * (bf16 - fp8)));
+    CHECK(seconds(Device{}, recipe, "none") == seconds(Device{}, Fp8Recipe::off, "none"));
+}
+
 TEST_CASE("of offloaded activations, those of the last three layers are on the GPU still",
           "[plan][step_simulation]") {
     Cluster cluster = find_cluster("h100-dgx");

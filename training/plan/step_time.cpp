@@ -16,9 +16,11 @@ StepTime::StepTime(const RunShape& shape, const Device& device, const Speeds& sp
       hides_(device.is_cuda() ? 0.8 : 0) {
     constexpr double efficiency = 0.5;
     const int parts = shape.mesh.size(Axis::tensor) * shape.mesh.size(Axis::pipeline);
-    if (speeds.flops > 0)
-        token_ = shape.spec.flops_per_token(shape.config.sequence_length()) / parts /
-                 (efficiency * speeds.flops);
+    if (speeds.flops == 0) return;
+    token_ = shape.spec.flops_per_token(shape.config.sequence_length()) / parts /
+             (efficiency * speeds.flops);
+    constexpr double of_fp8 = 0.85;  // as steps on an H100 (docs/measurements.md)
+    if (device.has_own_memory() && shape.config.precision.fp8 != Fp8Recipe::off) token_ *= of_fp8;
 }
 
 double StepTime::of(const RunShape& shape, int64_t offloaded_state) const {

@@ -24,7 +24,7 @@ double layers_from_host(const RunShape& shape);
 ///                             element-wise results are recomputed, × 1.33 if blocks are;
 ///                             the rank's micro-batches of a step, and those for which it waits
 ///                             in a pipeline (idle_micro_batches)
-///   token                     its FLOPs / (0.5 · speeds.flops)
+///   token                     its FLOPs / (0.5 · speeds.flops), × 0.85 on a GPU with fp8
 ///   weights and gradients     the bytes that state_bytes() counts / speeds.link, on a GPU without
 ///                             85 % of what is hidden. As much is hidden as 80 % of a micro-batch,
 ///                             or with stages 2 and 3, which send in every one, of the step
