@@ -2,21 +2,24 @@
 # From a fresh clone to a trained model: installs missing packages, builds, prepares a text, trains on it and reports on it.
 #   usage: make quickstart [DATA=my.txt] [STEPS=960]        or: DATA=my.txt STEPS=960 scripts/quickstart.sh
 # Environment:
-#   DATA             your text, plain or JSON Lines, also compressed (default: the King James Bible from the Debian
-#                    package bible-kjv)
+#   DATA             your text, plain or JSON Lines, also compressed, or Parquet (default: the King James Bible from the
+#                    Debian package bible-kjv)
 #   RUN_DIR          the run's folder (default: a folder in runs/)
 #   STEPS            how many steps to train; a run that exists is lengthened to as many
 #   QUICKSTART_ARGS  more arguments for `train_gpt train`
 #   DATA_DIR         where prepared texts are kept (default: data)
 #   TRAIN_GPT        a program that is already built; nothing is then installed or built
-# It measures a few steps and picks the shortest of four runs that trains for at least two minutes, whatever the build took:
-# 60 steps, 120, 240 or 480 (configs/quickstart.json). Called again, it resumes the run with the same length, or lengthens it to
-# STEPS.
+# It measures a few steps and picks the shortest of five runs that trains for at least two minutes, whatever the build took:
+# 60 steps, 120, 240, 480 (configs/quickstart.json) or 960, which read the text about four times. Called again, it resumes the
+# run with the same length, or lengthens it to STEPS.
 set -eu
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# = 0 ] || { echo "error: unknown argument $1; to use your own text set DATA=my.txt in the environment (see --help)" >&2; exit 2; }
 cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8  # awk and printf use a decimal point
+
+# shellcheck source=scripts/visibly.sh
+. scripts/visibly.sh
 
 say() { printf '\n== %3d s: %s\n' $SECONDS "$*"; }
 
@@ -24,6 +27,9 @@ DATA=${DATA:-}
 STEPS=${STEPS:-}
 [[ $STEPS =~ ^([1-9][0-9]{0,8})?$ ]] || { echo "error: STEPS=$STEPS is not a number of steps, such as STEPS=960" >&2; exit 2; }
 program=${TRAIN_GPT:-build/train_gpt}
+# So many steps read the King James Bible 3.8 times. More of them would learn little more from it.
+longest=960
+more_text="scripts/data.sh tinystories && $program train tinystories"
 name=quickstart
 if [ -n "$DATA" ]; then
     [ -f "$DATA" ] && [ -r "$DATA" ] || { echo "error: DATA=$DATA is not a readable file; check the path" >&2; exit 1; }
@@ -78,16 +84,18 @@ train() { # train ARGUMENTS…
     "$program" train configs/quickstart.json "${settings[@]}" ${QUICKSTART_ARGS:-} "$@"
 }
 
-# Milliseconds of a step: the median of a few. Prints nothing if they fail; the run itself will then say why.
+# Sets `ms` to the milliseconds of a step: the median of a few. It stays empty if they fail; the run itself will then say why.
 measure_step() {
+    ms=
     train --set "run_dir=$work/run" --set schedule.steps=6 --set schedule.warmup_steps=1 \
         --set data.val= --set checkpoint.every=0 --set sampling.every=0 --set sampling.samples=0 --set log.every=1 \
         > "$work/log" 2>&1 || return 0
-    sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$work/run/metrics.jsonl" 2> /dev/null | tail -n +2 | sort -g |
-        awk '{ ms[NR] = $1 } END { if (NR) print ms[int((NR + 1) / 2)] }'
+    ms=$(sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$work/run/metrics.jsonl" 2> /dev/null | tail -n +2 | sort -g |
+        awk '{ ms[NR] = $1 } END { if (NR) print ms[int((NR + 1) / 2)] }')
 }
 
-# Adds the settings of another length to `settings`; configs/quickstart.json has those of 480 steps.
+# Adds the settings of another length to `settings`; configs/quickstart.json has those of 480 steps. 960 and every other length
+# have four checkpoints and evaluations, and the longer ones as many steps of warm-up as 480 have.
 set_length() { # set_length STEPS
     local warmup save evaluate
     case $1 in
@@ -101,11 +109,14 @@ set_length() { # set_length STEPS
         --set "evaluation.every=$evaluate" --set "sampling.every=$((($1 + 3) / 4))")
 }
 
+# Whether QUICKSTART_ARGS has the run's length.
+given_length() { [[ ${QUICKSTART_ARGS:-} =~ schedule\.(steps|tokens|epochs)= ]]; }
+
 # The bits per byte are those of docs/measurements.md.
 choose_length() {
-    local length bits ms before=
+    local length bits ms seconds before=
     steps=
-    case ${QUICKSTART_ARGS:-} in *schedule.steps=* | *schedule.tokens=* | *schedule.epochs=*) return ;; esac
+    given_length && return
     [ ! -s "$run_dir/config.json" ] || before=$(sed -n 's/^ *"steps": *\([0-9]*\).*/\1/p' "$run_dir/config.json")
     if [ -n "$STEPS" ]; then
         if [ "$STEPS" -lt "${before:-0}" ]; then
@@ -123,18 +134,26 @@ choose_length() {
         echo "$run_dir exists already and keeps its length"
         return
     fi
-    echo "measuring how long a step takes"
-    ms=$(measure_step)
+    visibly "measuring how long a step takes" measure_step
     [ -n "$ms" ] || return 0
     # Evaluations, samples and checkpoints take about as long as 25 steps.
     minutes() { awk "BEGIN { printf \"%.1f\", ($1 + 25) * $ms / 60000 }"; }
-    for length in 60:1.63 120:1.50 240:1.35 480:1.23; do
+    long_enough() { awk "BEGIN { exit ($steps + 25) * $ms / 60000 < 2 }"; }
+    for length in 60:1.63 120:1.50 240:1.35 480:1.23 960:BITS_960; do
         steps=${length%:*} bits=${length#*:}
-        if awk "BEGIN { exit ($steps + 25) * $ms / 60000 < 2 }"; then break; fi
+        if long_enough; then break; fi
     done
     set_length "$steps"
     printf 'a step takes %.0f ms here: training for %d steps, about %s minutes' "$ms" "$steps" "$(minutes "$steps")"
-    if [ "$steps" -lt 480 ]; then echo " (480 steps would take $(minutes 480))"; else echo; fi
+    if [ "$steps" -lt $longest ]; then echo " ($((2 * steps)) steps would take $(minutes $((2 * steps))))"; else echo; fi
+    if ! long_enough; then
+        seconds=$(awk "BEGIN { printf \"%.0f\", ($steps + 25) * $ms / 1000 }")
+        if [ -n "$DATA" ]; then
+            echo "this machine trains $steps steps in $seconds seconds; STEPS=$((2 * steps)) trains longer"
+        else
+            echo "this machine reads the text four times in $seconds seconds; for a longer run: $more_text"
+        fi
+    fi
     [ -n "$DATA" ] || echo "expect about $bits bits per byte on the chapters that are kept for validation"
 }
 
@@ -167,11 +186,19 @@ if "$program" report "$run_dir" --picture "$work/loss.svg" > "$work/log"; then
         echo "loss.png is not drawn: that needs rsvg-convert, which scripts/setup.sh quickstart installs" >&2
     fi
 fi
+# What the user gave goes on in the commands that are named.
+given_arguments=
+[ -z "${QUICKSTART_ARGS:-}" ] || given_arguments=" QUICKSTART_ARGS=${QUICKSTART_ARGS@Q}"
 longer="make quickstart"
 for given in DATA RUN_DIR DATA_DIR; do
     [ -z "${!given:-}" ] || longer+=" $given=$(printf %q "${!given}")"
 done
-longer+=" STEPS=$((2 * ${steps:-480}))"
+longer+="$given_arguments STEPS=$((2 * ${steps:-480}))"
+if given_length; then
+    longer="with another length in QUICKSTART_ARGS"
+elif [ -z "$DATA" ] && [ $((2 * ${steps:-480})) -gt $longest ]; then
+    longer="on more text: $more_text"
+fi
 checkpoint=$(ls -d "$run_dir"/step-*[0-9] 2> /dev/null | tail -n 1 || true)
 cat << TXT
 
@@ -179,6 +206,6 @@ The run is in $run_dir: metrics.jsonl, $pages, and the model in ${checkpoint:-st
   look at it             $run_dir/report.html, in a browser
   generate text          $program sample ${checkpoint:-CHECKPOINT} --prompt "In the beginning"
   go on training         $longer
-  train on your text     make quickstart DATA=my.txt
+  train on your text     make quickstart DATA=my.txt$given_arguments
   change the settings    configs/quickstart.json, or --set key=value ($program train --help)
 TXT

@@ -22,18 +22,8 @@ done
 [ "${CI:-}" = true ] && unattended=1
 [ "$(id -u)" = 0 ] && unattended=1
 
-visibly() {  # visibly WHAT COMMAND…: says what is done, and every 10 s that it still lasts
-    local what=$1 begun=$SECONDS ticker status
-    shift
-    echo "$what"
-    while sleep 10 > /dev/null 2>&1 && kill -0 $$ 2> /dev/null; do echo "$what: $((SECONDS - begun)) s"; done &
-    ticker=$!
-    "$@"
-    status=$?
-    kill $ticker
-    wait $ticker 2> /dev/null
-    return $status
-}
+# shellcheck source=scripts/visibly.sh
+. "$(dirname "$0")/visibly.sh"
 
 compiles() {  # compiles HEADER: whether the compiler finds it
     command -v "${CXX:-g++}" > /dev/null &&

@@ -135,7 +135,7 @@ TEST_CASE("headers, links and packages that last say every 10 s that they do", "
     project.add("bin/id", "echo 0");
     project.add("bin/apt-cache", "echo '  Candidate: 1'");
     project.add("bin/apt-get", wait + "wait_for 'installing catch2'");
-    for (const char* script : {"scripts/setup.sh", "scripts/find-cuda.sh"})
+    for (const char* script : {"scripts/setup.sh", "scripts/find-cuda.sh", "scripts/visibly.sh"})
         project.add(script, read(script));
 
     const ProgramResult built = project.shell(

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -22,7 +23,8 @@ namespace {
 
 /// Passes every call except `train` on to the real program. It records a call of `train` and writes
 /// what the script reads: the number of steps of the run, and steps of about $MS milliseconds, the
-/// first of which takes much longer.
+/// first of which takes much longer. With $TICKING it ends when the file $OUT says that what lasts
+/// still lasts.
 constexpr const char* program_script = R"sh(#!/bin/bash
 [ "$1" = train ] || exec "$REAL" "$@"
 steps=$(sed -n 's/^ *"steps": \([0-9]*\).*/\1/p' "$2")
@@ -34,6 +36,10 @@ for argument; do
 done
 echo "$run_dir $2 $steps ${*:3}" >> "$CALLS"
 [ -z "$BROKEN" ] || exit 1
+[ -z "$TICKING" ] || for i in {1..1500}; do
+    grep -q "^$TICKING: [0-9]* s$" "$OUT" && break
+    /bin/sleep 0.02
+done
 mkdir -p "$run_dir"
 printf '{\n    "schedule": {\n        "steps": %d,\n        "warmup_steps": 5\n    }\n}\n' "$steps" \
     > "$run_dir/config.json"
@@ -58,14 +64,26 @@ class Quickstart {
         set_cores(2);
     }
 
+    void tool(const std::string& name, const std::string& script) const {
+        write(folder_ / ("bin/" + name), script);
+        fs::permissions(folder_ / ("bin/" + name), fs::perms::owner_all);
+    }
     void set_cores(int n) const { tool("nproc", concat("#!/bin/sh\necho ", n, "\n")); }
     /// Makes prepared data, so that the script does not call `tokenize`.
     void set_prepared() const {
-        write(prepared("king-james-bible.txt"), "prepared");
-        fs::last_write_time(prepared("king-james-bible.txt"),
-                            fs::file_time_type::clock::now() - std::chrono::seconds(10));
-        for (const char* name : {"train_000000.bin", "val_000000.bin", "tokenizer.json"})
-            write(prepared(name), "prepared");
+        set_prepared(prepared("king-james-bible.txt"), folder_ / "data/quickstart");
+    }
+    /// The same for a text of the user's; returns its path.
+    std::string set_prepared_text() const {
+        const std::string text = folder_ / "own.txt";
+        write(text, "prepared");
+        std::string sum =
+            run_program({"sh", "-c", "cksum < " + text + " | cut -d ' ' -f 1"}).output;
+        sum.pop_back();
+        const std::string shards = folder_ / ("data/quickstart-own-" + sum);
+        fs::create_directories(shards);
+        set_prepared(text, shards);
+        return text;
     }
     std::string prepared(const std::string& name) const {
         return folder_ / ("data/quickstart/" + name);
@@ -73,11 +91,25 @@ class Quickstart {
     /// What `bible` prints.
     std::string kjv() const { return folder_ / "kjv"; }
     std::string run_dir() const { return folder_ / "run"; }
-    /// The line that says how to train so many steps.
-    std::string command_for(int steps) const {
+    /// How to train so many steps with the same arguments.
+    std::string command_for(int steps, const std::string& arguments = "") const {
         return concat("make quickstart RUN_DIR=", run_dir(), " DATA_DIR=", folder_ / "data",
+                      arguments.empty() ? "" : " QUICKSTART_ARGS='" + arguments + "'",
                       " STEPS=", steps, "\n");
     }
+    std::string program() const { return folder_ / "bin/program"; }
+    /// Where steps beyond 960 should read another text.
+    std::string command_for_more_text() const {
+        return concat("scripts/data.sh tinystories && ", program(), " train tinystories\n");
+    }
+    /// The line after a run of so many steps that says how to go on.
+    std::string going_on_after(int steps) const {
+        return concat(
+            "\n  go on training         ",
+            2 * steps > 960 ? "on more text: " + command_for_more_text() : command_for(2 * steps));
+    }
+    /// What the script has printed where start() redirects it into a file.
+    std::string redirected() const { return read(folder_ / "out"); }
     bool leaves_nothing() const { return fs::is_empty(folder_ / "tmp"); }
 
     ProgramResult run(int64_t ms, const std::string& arguments = "", Environment more = {}) const {
@@ -87,12 +119,14 @@ class Quickstart {
     ProgramResult start(const std::vector<std::string>& command, Environment more = {}) const {
         const char* real = std::getenv("TRAIN_GPT");
         more.insert({{"PATH", (folder_ / "bin") + ":" + std::getenv("PATH")},
-                     {"TRAIN_GPT", folder_ / "bin/program"},
+                     {"TRAIN_GPT", program()},
                      {"REAL", real ? real : "build/train_gpt"},
                      {"CALLS", folder_ / "calls"},
                      {"KJV", kjv()},
                      {"NO_PICTURE", ""},
                      {"TMPDIR", folder_ / "tmp"},
+                     {"OUT", folder_ / "out"},
+                     {"TICKING", ""},
                      {"DATA", ""},
                      {"STEPS", ""},
                      {"DATA_DIR", folder_ / "data"},
@@ -123,9 +157,11 @@ class Quickstart {
     }
 
   private:
-    void tool(const std::string& name, const std::string& script) const {
-        write(folder_ / ("bin/" + name), script);
-        fs::permissions(folder_ / ("bin/" + name), fs::perms::owner_all);
+    void set_prepared(const std::string& text, const std::string& shards) const {
+        write(text, "prepared");
+        fs::last_write_time(text, fs::file_time_type::clock::now() - std::chrono::seconds(10));
+        for (const char* name : {"/train_000000.bin", "/val_000000.bin", "/tokenizer.json"})
+            write(shards + name, "prepared");
     }
 
     TemporaryDirectory folder_;
@@ -237,7 +273,8 @@ TEST_CASE("the quickstart picks the shortest run of at least two minutes, and ke
         int64_t fastest, slowest;  // milliseconds of a step
         int steps;
     };
-    const Speed speeds[] = {{1, 445, 480}, {460, 820, 240}, {835, 1400, 120}, {1420, 9000, 60}};
+    const Speed speeds[] = {{1, 118, 960},   {125, 235, 960},  {240, 445, 480},
+                            {460, 820, 240}, {835, 1400, 120}, {1420, 9000, 60}};
     for (const Speed& speed : speeds) {
         const Quickstart q;
         q.set_prepared();
@@ -249,8 +286,14 @@ TEST_CASE("the quickstart picks the shortest run of at least two minutes, and ke
         REQUIRE(first.exit_code == 0);
         CHECK(contains(first.output, concat("a step takes ", ms, " ms")));
         CHECK(contains(first.output, concat("training for ", speed.steps, " steps")));
-        CHECK(contains(first.output, "bits per byte"));
-        CHECK(contains(first.output, q.command_for(2 * speed.steps)));
+        CHECK(contains(first.output, concat("(", 2 * speed.steps, " steps would take ")) ==
+              (speed.steps < 960));
+        CHECK(contains(first.output, q.going_on_after(speed.steps)));
+        // Steps of which even 960 end before two minutes
+        const bool too_fast = speed.slowest == 118;
+        CHECK(contains(first.output, "this machine reads the text four times in ") == too_fast);
+        CHECK(contains(first.output, "; for a longer run: " + q.command_for_more_text()) ==
+              too_fast);
         const auto calls = q.trained();
         REQUIRE(calls.size() == 2);
         CHECK(calls[0].run_dir != q.run_dir());
@@ -267,6 +310,49 @@ TEST_CASE("the quickstart picks the shortest run of at least two minutes, and ke
     }
 }
 
+TEST_CASE("README's table of the quickstart's lengths is what the script does", "[scripts]") {
+    // | up to 1,411 ms | … | 120 | 1.50 |, and "more" in the last row
+    const std::regex row(
+        R"(\n\| (?:up to ([0-9,]+) ms|more) \| [^|]* \| ([0-9]+) \| ([0-9.]+) \|)");
+    const std::string page = read("README.md");
+    int rows = 0;
+    int64_t above = 1;
+    for (std::sregex_iterator at(page.begin(), page.end(), row), end; at != end; ++at) {
+        std::string bound = (*at)[1];
+        std::erase(bound, ',');
+        CAPTURE(at->str());
+        // The slowest of the row, and the fastest. The stand-in's steps take 0.05 ms more.
+        const int64_t slowest = bound.empty() ? 9000 : std::stoll(bound);
+        for (const int64_t ms : {above, slowest}) {
+            const Quickstart q;
+            q.set_prepared();
+            const ProgramResult result = q.run(ms);
+            INFO(result.output);
+            CHECK(result.exit_code == 0);
+            CHECK(contains(result.output, concat("training for ", (*at)[2].str(), " steps")));
+            CHECK(
+                contains(result.output, concat("expect about ", (*at)[3].str(), " bits per byte")));
+        }
+        above = slowest + 1;
+        ++rows;
+    }
+    CHECK(rows == 5);
+}
+
+TEST_CASE("the quickstart says every 10 s that its measurement lasts", "[scripts]") {
+    const Quickstart q;
+    q.set_prepared();
+    q.tool("sleep", "#!/bin/sh\nexec /bin/sleep 0.02\n");  // 10 s pass quickly
+    const ProgramResult result = q.start(
+        {"bash", "-c", "exec bash scripts/quickstart.sh > \"$OUT\" 2>&1"},
+        {{"MS", "300"}, {"QUICKSTART_ARGS", ""}, {"TICKING", "measuring how long a step takes"}});
+    const std::string output = q.redirected();
+    INFO(output);
+    CHECK(result.exit_code == 0);
+    CHECK(contains(output, "\nmeasuring how long a step takes\nmeasuring how long a step takes: "));
+    CHECK(contains(output, "\na step takes 300 ms here"));
+}
+
 TEST_CASE("another call lengthens the quickstart, and none shortens it", "[scripts]") {
     const Quickstart q;
     q.set_prepared();
@@ -279,7 +365,7 @@ TEST_CASE("another call lengthens the quickstart, and none shortens it", "[scrip
         REQUIRE(run.exit_code == 0);
         CHECK(contains(run.output, concat("lengthened from ", steps, " steps to ", longer)) ==
               (i > 0));
-        CHECK(contains(run.output, q.command_for(2 * longer)));
+        CHECK(contains(run.output, q.going_on_after(longer)));
         const auto calls = q.trained();
         REQUIRE(calls.size() == 1);
         const Config config = load_config(calls[0].config, calls[0].settings);
@@ -304,6 +390,31 @@ TEST_CASE("another call lengthens the quickstart, and none shortens it", "[scrip
         CHECK(contains(refused.output, concat("STEPS=", wrong)));
     }
     CHECK(q.trained().empty());
+}
+
+TEST_CASE("the quickstart's last lines keep what it was given", "[scripts]") {
+    const Quickstart q;
+    q.set_prepared();
+    const std::string arguments = "--set log.every=7 --set device=cpu";
+    const ProgramResult result = q.run(300, arguments);
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+    CHECK(contains(result.output, q.command_for(960, arguments)));
+    CHECK(contains(result.output,
+                   "make quickstart DATA=my.txt QUICKSTART_ARGS='" + arguments + "'\n"));
+
+    // STEPS would have no effect.
+    const ProgramResult given = q.run(300, "--set schedule.steps=30");
+    INFO(given.output);
+    CHECK(given.exit_code == 0);
+    CHECK_FALSE(contains(given.output, "STEPS="));
+    CHECK(contains(given.output, "with another length in QUICKSTART_ARGS\n"));
+
+    // Another text than the default one may be long, so that more steps are offered.
+    const ProgramResult own = q.run(9000, "", {{"DATA", q.set_prepared_text()}, {"STEPS", "1200"}});
+    INFO(own.output);
+    CHECK(contains(own.output, " STEPS=2400\n"));
+    CHECK_FALSE(contains(own.output, "more text"));
 }
 
 TEST_CASE("the quickstart measures nothing when its length is given, or when steps fail",
