@@ -156,6 +156,46 @@ TEST_CASE("headers, links and packages that last say every 10 s that they do", "
     CHECK(setup_output.starts_with("installing catch2\ninstalling catch2: "));
 }
 
+TEST_CASE("make bundle compiles nothing that is compiled", "[makefile]") {
+    const Project project;
+    project.add("Makefile", read("Makefile"));
+    project.add("bin/c++",
+                "case \"$*\" in\n"
+                "    *--version* | *-dump*) echo '14 Free Software Foundation'; exit ;;\n"
+                "esac\n"
+                "echo \"$*\" >> compiled\n"
+                "touch \"${@: -1}\"\n");
+    project.add("scripts/bundle.sh", "echo \"bundled: $*\"\n");
+    const auto bundle = [&] {
+        const ProgramResult result = project.shell("CXX=$PWD/bin/c++ make -s bundle", "0");
+        INFO(result.output);
+        REQUIRE(result.exit_code == 0);
+        CHECK(contains(result.output, "bundled: build/bundle build/portable/train_gpt\n"));
+        return result.output;
+    };
+    REQUIRE(project
+                .shell("mkdir base device; echo 0.9.0 > VERSION; touch train_gpt.cu "
+                       "base/random.cpp device/instruction_set.cpp")
+                .exit_code == 0);
+    const std::string first = bundle();
+    for (const char* made : {"compile train_gpt.cu\n", "compile base/random.cpp\n",
+                             "compile device/instruction_set.cpp\n", "compile headers: standard\n",
+                             "link build/portable/train_gpt\n"})
+        CHECK(contains(first, made));
+    const std::string compiled = project.file("compiled");
+    CHECK(occurrences(compiled, "\n") == 5);
+
+    CHECK(bundle() == "bundled: build/bundle build/portable/train_gpt\n");
+    CHECK(project.file("compiled") == compiled);
+
+    // One file has changed.
+    REQUIRE(project.shell("touch base/random.cpp").exit_code == 0);
+    const std::string third = bundle();
+    CHECK(occurrences(third, "compile ") == 1);
+    CHECK(contains(third, "compile base/random.cpp\n"));
+    CHECK(contains(third, "link build/portable/train_gpt\n"));
+}
+
 TEST_CASE("make install copies the scripts that the program names, and they work anywhere",
           "[makefile]") {
     const TemporaryDirectory directory;
