@@ -68,6 +68,7 @@ claims='1-tokenizer;bytes of a token with a vocabulary of 257;1;1
 6-plan;MFU, interleaved, percent;33;45
 6-plan;days for 15 trillion tokens;60;85'
 
+all_began=$SECONDS
 for lesson in scripts/lessons/[1-9]-*.sh; do
     name=$(basename "$lesson" .sh)
     began=$SECONDS
@@ -75,6 +76,7 @@ for lesson in scripts/lessons/[1-9]-*.sh; do
     check $? "$lesson ends with an error: $(tail -n 1 "$LESSONS_DIR/$name.txt")"
     echo "$name: $((SECONDS - began)) s"
 done
+all_lasted=$((SECONDS - all_began))
 number() {  # number LESSON WHAT: what a lesson has measured
     grep -F "measured: $2 = " "$LESSONS_DIR/$1.txt" | head -n 1 | sed 's/.* = \([^ ]*\).*/\1/' | tr -d ,
 }
@@ -89,5 +91,6 @@ done <<< "$claims"
     [ "$(number 5-ranks 'last loss on one rank')" = "$(number 5-ranks 'last loss on two ranks')" ]
 check $? "the losses of one rank and of two are the same digits"
 [ "$passed" -gt 0 ] || failed=$((failed + 1))
+echo "all lessons: $all_lasted s"
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

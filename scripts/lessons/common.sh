@@ -3,13 +3,18 @@
 #   TRAIN_GPT=program     default: build/train_gpt
 #   LESSONS_DIR=folder    where texts, shards and runs go (default: build/lessons); what is there is
 #                         used again
-#   TEXT=file             another text than the King James Bible; the numbers are then others
+#   TEXT=file             another text than the King James Bible; the numbers are then others. Each text, by its
+#                         content, has a folder of its own in LESSONS_DIR
 set -euo pipefail
 [ "${1:-}" != --help ] || { echo "usage: $0"; sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export LC_ALL=C.UTF-8  # awk and printf use a decimal point
 program=${TRAIN_GPT:-build/train_gpt}
 work=${LESSONS_DIR:-build/lessons}
+if [ -n "${TEXT:-}" ]; then
+    [ -f "$TEXT" ] && [ -r "$TEXT" ] || { echo "error: TEXT=$TEXT is not a readable file; check the path" >&2; exit 1; }
+    work+=/$(basename "${TEXT%.*}" | tr -c 'A-Za-z0-9\n' -)-$(cksum < "$TEXT" | cut -d ' ' -f 1)
+fi
 mkdir -p "$work"
 [ -x "$program" ] || { echo "error: there is no $program; run make first" >&2; exit 1; }
 
@@ -19,7 +24,7 @@ echo
 
 # The King James Bible, one verse a line, without verse numbers; each chapter is a document.
 text=${TEXT:-$work/text.txt}
-if ! [ -s "$text" ]; then
+if [ -z "${TEXT:-}" ] && ! [ -s "$text" ]; then
     command -v bible > /dev/null || {
         echo "error: there is no text; install Debian's bible-kjv, or give TEXT=my.txt" >&2
         exit 1
