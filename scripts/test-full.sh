@@ -5,7 +5,8 @@
 # streams. Fuzzes each file reader for a minute. Checks models against transformers, scores on tasks against lm-evaluation-harness,
 # reads runs with TensorBoard and Parquet files with pyarrow, if Python has the packages or can install them. Opens reports in
 # Chromium, if it is installed. Runs the commands of the docs and checks what they name, and the lessons. Asks cuDNN for its plans,
-# if it is here. A dozen deliberate faults, chosen at random, must be caught.
+# if it is here. A dozen deliberate faults, chosen at random, must be caught. Installs missing packages first, and names the
+# optional programs that are missing.
 #   usage: scripts/test-full.sh [native|simulated], or make test-full [GPUSIM=LIBRARIES]
 # native and simulated are its two halves, which two machines can run at the same time. The last line that it prints is
 # "N passed, M failed" for all of these together.
@@ -16,6 +17,15 @@ make=${MAKE:-make}
 gpusim=${GPUSIM:-}
 half=${1:-both}
 case $half in both | native | simulated) ;; *) echo "usage: scripts/test-full.sh [native|simulated]" >&2; exit 2 ;; esac
+
+GPUSIM=$gpusim scripts/setup.sh build test quickstart || exit
+missing=()
+[ -n "${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome > /dev/null || missing+=(chromium)
+for program in zsh fish groff; do
+    command -v "$program" > /dev/null || missing+=("$program")
+done
+[ ${#missing[@]} = 0 ] ||
+    echo "optional: ${missing[*]} (chromium opens reports; zsh, fish and groff read completions and the manual page); apt-get install ${missing[*]}"
 
 run() {  # run LABEL MAKE-ARGUMENTS…: without the simulator, which builds under a sanitizer know nothing of
     echo "== $1"

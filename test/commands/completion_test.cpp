@@ -13,8 +13,11 @@ std::string script_for(const std::string& shell) {
     return check_succeeds(train_gpt_with({"completion", shell})).out;
 }
 
-bool is_installed(const char* program) {
-    return run_program({"sh", "-c", concat("command -v ", program)}).exit_code == 0;
+/// Whether a program is installed, which `what` needs; says so if it is not.
+bool is_installed(const std::string& program, const std::string& what) {
+    if (run_program({"sh", "-c", concat("command -v ", program)}).exit_code == 0) return true;
+    WARN("skipped: " << what << ", since there is no " << program);
+    return false;
 }
 
 /// What bash offers for the last of these words, one a line.
@@ -127,19 +130,19 @@ TEST_CASE("scripts for zsh and fish name every command, option and key", "[cli]"
                 script, shell == "zsh" ? "        '" + option + ":" : " -l " + option.substr(2)));
         for (const KeyDescription& key : describe_keys())
             CHECK(contains(script, concat(" ", key.path, "=")));
-        if (!is_installed(shell.c_str())) continue;
+        if (!is_installed(shell, "what " + shell + " says of its script")) continue;
         write(directory / shell, script);
         const ProgramResult checked = run_program({shell, "-n", directory / shell});
         CAPTURE(checked.output);
         CHECK(checked.exit_code == 0);
         CHECK(checked.output.empty());
+        if (shell != "fish") continue;
+        const ProgramResult offers =
+            run_program({"fish", "-c",
+                         concat("source ", directory / "fish",
+                                "; complete -C 'train_gpt train c --set optimizer.name=m'")});
+        CHECK(contains(offers.output, "optimizer.name=muon"));
     }
-    if (!is_installed("fish")) return;
-    const ProgramResult offers =
-        run_program({"fish", "-c",
-                     concat("source ", directory / "fish",
-                            "; complete -C 'train_gpt train c --set optimizer.name=m'")});
-    CHECK(contains(offers.output, "optimizer.name=muon"));
 }
 
 TEST_CASE("the manual page has every command, option and key, and roff has nothing to say about it",
@@ -169,7 +172,7 @@ TEST_CASE("the manual page has every command, option and key, and roff has nothi
     CHECK(contains(text, "\nEncoding threads; 0: all. Default: 0\n"));
     CHECK_FALSE(contains(text, "--on-host"));  // for the program alone
     CHECK_FALSE(contains(page, "`"));
-    if (!is_installed("groff")) return;
+    if (!is_installed("groff", "what roff says of the manual page")) return;
     const TemporaryDirectory directory;
     write(directory / "train_gpt.1", page);
     const ProgramResult checked = run_program(
