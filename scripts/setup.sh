@@ -64,7 +64,11 @@ fetch_cudnn_frontend() {
     fi
     rm -rf "$work"
 }
-case " ${parts[*]} " in *" build "*) fetch_cudnn_frontend ;; esac
+# Ends the script: all that is needed is installed, so that the headers can be looked for.
+ready() {
+    case " ${parts[*]} " in *" build "*) fetch_cudnn_frontend ;; esac
+    exit 0
+}
 
 # Collects the missing packages, by Debian's names.
 needed=()
@@ -96,10 +100,10 @@ for part in "${parts[@]}"; do
             { command -v mpicxx && command -v mpirun; } > /dev/null || want libopenmpi-dev openmpi-bin ;;
     esac
 done
-[ $((${#needed[@]} + ${#optional[@]})) -gt 0 ] || exit 0
+[ $((${#needed[@]} + ${#optional[@]})) -gt 0 ] || ready
 
 if ! command -v apt-get > /dev/null; then
-    [ ${#needed[@]} -gt 0 ] || exit 0
+    [ ${#needed[@]} -gt 0 ] || ready
     cat >&2 << TXT
 error: this system is not Debian or Ubuntu, so install the missing packages yourself: ${needed[*]}
        (these are Debian's names; oneDNN makes training on the CPU faster; zlib, zstd, snappy and lz4 are for compressed texts and Parquet)
@@ -115,7 +119,7 @@ as_root=()
 if [ "$(id -u)" != 0 ]; then
     as_root=(sudo)
     if ! command -v sudo > /dev/null; then
-        [ ${#needed[@]} -gt 0 ] || exit 0
+        [ ${#needed[@]} -gt 0 ] || ready
         echo "error: packages are missing, and only root may install them; as root, run:" >&2
         echo "  apt-get install --no-install-recommends ${needed[*]} ${optional[*]-}" >&2
         exit 1
@@ -125,14 +129,17 @@ fi
 if [ $unattended = 0 ]; then
     echo "These packages are missing: ${needed[*]-} ${optional[*]-}"
     if [ ! -t 0 ]; then
-        [ ${#needed[@]} -gt 0 ] || exit 0
+        [ ${#needed[@]} -gt 0 ] || ready
         echo "error: there is no terminal to ask whether to install them; run: scripts/setup.sh -y ${parts[*]}" >&2
         exit 1
     fi
     read -r -p "Install them with apt-get${as_root:+ through sudo}? [Y/n] " answer
     case $answer in
         "" | [yY]*) ;;
-        *) echo "nothing installed"; [ ${#needed[@]} = 0 ]; exit ;;
+        *)
+            echo "nothing installed"
+            [ ${#needed[@]} -gt 0 ] || ready
+            exit 1 ;;
     esac
 fi
 
@@ -170,7 +177,7 @@ for package in "${optional[@]}"; do
         echo "$package is not available here: $what"
     fi
 done
-[ ${#chosen[@]} -gt 0 ] || exit 0
+[ ${#chosen[@]} -gt 0 ] || ready
 
 if ! install_packages && ! { [ $updated = 0 ] && update && install_packages; }; then
     tail -n 5 "$log" >&2
@@ -178,3 +185,4 @@ if ! install_packages && ! { [ $updated = 0 ] && update && install_packages; }; 
     grep -q '^ID=ubuntu' /etc/os-release && echo "       (on Ubuntu they are in universe: sudo add-apt-repository universe)" >&2
     exit 1
 fi
+ready

@@ -156,6 +156,35 @@ TEST_CASE("headers, links and packages that last say every 10 s that they do", "
     CHECK(setup_output.starts_with("installing catch2\ninstalling catch2: "));
 }
 
+TEST_CASE("setup looks for cuDNN's headers when the packages are installed", "[makefile]") {
+    const Project project;
+    for (const char* script : {"scripts/setup.sh", "scripts/find-cuda.sh", "scripts/visibly.sh"})
+        project.add(script, read(script));
+    // A toolkit with cuDNN, a machine where packages are missing, and one where none is.
+    project.add("bin/nvcc", "echo 'release 13.0'");
+    project.add("bin/id", "echo 0");
+    project.add("bin/apt-cache", "echo '  Candidate: 1'");
+    project.add("bin/apt-get", "[[ \"$*\" = *install* ]] && echo packages >> order; true\n");
+    project.add("bin/python3", "echo \"${*:2:2}\" >> order; exit 1\n");
+    project.add("bin/c++", "[ -z \"$NONE\" ] && ! grep -q cudnn\n");
+    REQUIRE(project
+                .shell("mkdir -p cuda/bin cuda/include; mv bin/nvcc cuda/bin; touch "
+                       "cuda/include/cublasLt.h cuda/include/cudnn.h")
+                .exit_code == 0);
+    const auto setup = [&](const std::string& variables) {
+        const ProgramResult result = project.shell(
+            variables +
+            " CUDA_HOME=$PWD/cuda CUDA_FOLDERS=none CXX=$PWD/bin/c++ scripts/setup.sh build");
+        INFO(result.output);
+        CHECK(result.exit_code == 0);
+        const std::string order = project.file("order");
+        project.shell("rm order");
+        return order;
+    };
+    CHECK(setup("NONE=1") == "packages\npip download\n");
+    CHECK(setup("NONE=") == "pip download\n");
+}
+
 TEST_CASE("make bundle compiles nothing that is compiled", "[makefile]") {
     const Project project;
     project.add("Makefile", read("Makefile"));
