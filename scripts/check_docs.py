@@ -14,7 +14,8 @@ only these lines are commands. A comment on the lines before a block says what d
     <!-- check: before COMMAND -->      runs before the block
     <!-- check: code N -->              the block ends with this exit code
 
-Several of them are divided by semicolons. Of each page, links to pages, headings and images must
+Several of them are divided by semicolons. A block that is only indented is refused if it calls
+train_gpt, since it would not be run. Of each page, links to pages, headings and images must
 lead somewhere; files of the repository that are named must exist; options of train_gpt must be in
 its help, and keys in docs/keys.md. Pictures must be those that scripts/pictures.py draws, and
 predictions in docs/running.md those of `train_gpt plan`, which a build with CUDA kernels can say.
@@ -101,6 +102,16 @@ def blocks_of(page, text):
     if blocks:
         blocks[0].before = BEFORE.get(page, []) + blocks[0].before
     return blocks
+
+
+def indented_commands(text):
+    """Calls of train_gpt in blocks that are indented and not fenced: paragraphs of such lines."""
+    for paragraph in re.split(r"\n[ \t]*\n", without_code(text)):
+        lines = [line for line in paragraph.split("\n") if line.strip()]
+        if lines and all(line.startswith(("    ", "\t")) for line in lines):
+            for line in lines:
+                if re.match(r"\s+(\$ )?(\S*/)?train_gpt\s", line):
+                    yield f"an indented block, which is not run, calls train_gpt: {line.strip()}"
 
 
 # --- What pages name ---------------------------------------------------------------------------
@@ -311,6 +322,7 @@ def main():
     keys = set(re.findall(r"^\| `([\w.]+)` ", Path("docs/keys.md").read_text(), re.M))
     for page, text in texts.items():
         checked(f"{page}: links", wrong_links(page, text))
+        checked(f"{page}: blocks of commands", indented_commands(text))
         checked(f"{page}: files of the repository", wrong_paths(text))
         checked(f"{page}: options", wrong_options(text, helps, others))
         if page != "docs/keys.md":  # it also has names of earlier versions
