@@ -480,9 +480,9 @@ def hopper_report():
     if not nvdisasm:
         print("skipped: waits and fences of the kernels for sm_90a, without nvdisasm (in CUDA's "
               "toolkit, or the Python package nvidia-cuda-nvdisasm)", file=sys.stderr)
-    ordered = """; no instruction touches a product's registers before it is awaited or without a
+    ordered = ["""No instruction touches a product's registers before it is awaited or without a
         fence, and barriers and awaited cp.async copies come before a proxy fence
-        (`scripts/wgmma_registers.py`)""" if nvdisasm else ""
+        (`scripts/wgmma_registers.py`)."""] if nvdisasm else []
     attention, grouped = [
         re.search(r"producer_registers = (\d+), consumer_registers = (\d+)",
                   text_of(source)).groups()
@@ -492,15 +492,19 @@ def hopper_report():
     paragraph(f"""Attention and grouped products with wgmma have {len(found)} kernels of 384
         threads: a warpgroup that loads and two that multiply 64 rows each. They begin with 168
         registers a thread, which `setmaxnreg` then changes to those of the table (the warpgroup
-        that loads, those that multiply). None spills; ptxas delays no product for
-        want of registers and adds no fence{ordered}. Their shared memory is dynamic; the bytes are
-        the sources' own constants, as compiled. Older: the tile of the kernel with mma.sync, whose
-        registers are in the other tables. Below, the FLOPs and
-        bytes of a tile (a slice of 64 of grouped products): bytes of shared memory are those that
-        wgmma reads, for each of the two warpgroups, and that copies write. The times are those of a
-        multiprocessor's part of the machine: {FLOPS / 1e12:.0f} TFLOP/s, in fp8 twice as many,
-        {SHARED_RATE / 1e12:.0f} TB/s of shared memory, 16 exponentials a clock. **Calculated, not
-        measured.**""")
+        that loads, those that multiply).""")
+    items("None spills. ptxas delays no product for want of registers and adds no fence.", *ordered)
+    paragraph("The columns:")
+    items("""**older**: the tile of the kernel with mma.sync, whose registers are in the other
+        tables;""",
+          """**shared memory, B**: it is dynamic, and the bytes are the sources' own constants, as
+        compiled;""",
+          """**MFLOPs, KiB of shared memory traffic**: of a tile (a slice of 64 of grouped products).
+        The bytes are those that wgmma reads, for each of the two warpgroups, and that copies
+        write;""",
+          f"""**µs**: the times are those of a multiprocessor's part of the machine:
+        {FLOPS / 1e12:.0f} TFLOP/s, in fp8 twice as many, {SHARED_RATE / 1e12:.0f} TB/s of shared
+        memory, 16 exponentials a clock. **Calculated, not measured.**""")
     print("| kernel | tile | older | registers | shared memory, B | MFLOPs "
           "| KiB of shared memory traffic | µs: products | shared memory | exponentials |")
     print("|---|---|---|---|---|---|---|---|---|---|")
@@ -511,20 +515,23 @@ def hopper_report():
               f"| {shared_bytes[tile.key]} | {tile.flops / 1e6:.2f} | {tile.traffic / 1024:.0f} "
               f"| {times} |")
     print()
-    paragraph("""Why these sizes. A product of 64 × n × 16 with both operands in shared memory takes
-        n / 2 clocks and reads 2048 + 32·n bytes: 64 columns take as long to read as to multiply,
-        128 columns three quarters of that. So scores are 128 wide where registers allow (the
-        forward pass; dq for D = 64) and 64 elsewhere; the second products have their left operand
-        in registers, and read half as much. Two consumers and one block leave 232 registers a
-        thread, which hold for D = 128: 64 sums, 64 scores and 32 packed probabilities (forward);
-        64 sums, 32 scores, 32 gradients, 16 packed (dq); 128 sums, 64 and 32 (dk and dv). Stages
-        are as many as a product that runs beside the next tile's needs, and one more; a second
-        held tile lets the next tile's copies start while one is in use. Heads of 96 take the room
-        of 128. A forward pass of D = 64 has as many exponentials as it has time for: 1024 clocks of
-        each for 128 × 128 scores. Grouped products of 128 × 128 read more than they multiply, those
-        of 128 × 256 as much. In fp8 a slice has as many bytes and twice as many products, which
-        take as long; but its sums are added in fp32, and registers hold both for 128 × 128
-        alone.""")
+    paragraph("Why these sizes:")
+    items("""**Scores.** A product of 64 × n × 16 with both operands in shared memory takes n / 2
+        clocks and reads 2048 + 32·n bytes: 64 columns take as long to read as to multiply, 128
+        columns three quarters of that. So scores are 128 wide where registers allow (the forward
+        pass; dq for D = 64) and 64 elsewhere; the second products have their left operand in
+        registers, and read half as much.""",
+          """**Registers.** Two consumers and one block leave 232 registers a thread, which hold for
+        D = 128: 64 sums, 64 scores and 32 packed probabilities (forward); 64 sums, 32 scores, 32
+        gradients, 16 packed (dq); 128 sums, 64 and 32 (dk and dv). Heads of 96 take the room of
+        128.""",
+          """**Stages** are as many as a product that runs beside the next tile's needs, and one
+        more; a second held tile lets the next tile's copies start while one is in use.""",
+          """**Exponentials.** A forward pass of D = 64 has as many as it has time for: 1024 clocks
+        of each for 128 × 128 scores.""",
+          """**Grouped products** of 128 × 128 read more than they multiply, those of 128 × 256 as
+        much. In fp8 a slice has as many bytes and twice as many products, which take as long; but
+        its sums are added in fp32, and registers hold both for 128 × 128 alone.""")
     paragraph(f"""Predicted times of a pass over a causal layer: the time of the busiest unit,
         divided by {EXPECTED}, on an H200 (memory {MEMORY_RATE / 1e12} TB/s). Tiles above the
         diagonal are not visited; tiles on it are computed whole. Grouped products move their
@@ -537,28 +544,33 @@ forward passes 1.8 and 1.9 with D = 64 and T = 1024, 0.97 (Llama 3 8B) and 1.04 
 D = 128; backward passes, dq and both others together, 1.5, 1.6, 1.3 and 1.1; OLMoE's up
 products with 128 × 256 0.95 (forward) and 0.82 (input gradients), with 128 × 128 1.11 and 0.90. So
 short sequences of narrow heads are what these kernels are worst at.""")
-    paragraph("""Large tensors. `far_elements_test.cpp` computes with tensors of more than 2³¹
-        elements of which few are touched: attention whose sequences, tokens or heads lie so far
-        apart, in all operands, results and gradients; grouped products in bf16 of rows beyond 2³¹
-        elements, and of experts whose weights lie there. Attention's lse and the backward pass's
-        statistics have a number for each row, B·H·T of them: more than 2³¹ rows are not tested,
-        since the rows of results cannot overlap, and so many are more than the simulator can
-        compute; nor are grouped products in fp8 of so many codes. Of these we have only read that
-        offsets are computed in 64 bits. B·H and the rows of a head are counted in 32 bits.""")
-    paragraph("""What to look at first on a GPU. 1. `scripts/first_hour.sh --only hopper`: each of
-        these kernels beside the older one and cuDNN. 2. With Nsight Compute, per kernel: the tensor
-        pipe's share (`sm__inst_executed_pipe_tensor`), the stall reasons of the consumers' warps:
-        waits for a barrier at `SYNCS` mean that copies come late (more stages, or fewer bytes);
-        waits at `WARPGROUP.DEPBAR` beside an idle tensor pipe mean that the two consumers do not
-        alternate (the turns of the forward pass). 3. Bank conflicts
-        (`l1tex__data_bank_conflicts_pipe_lsu`): none are expected but where the backward pass reads
-        dout to compute its statistics (`compute_stats`), once for a tile of queries: eight lanes
-        read two chunks of four rows, which the swizzle puts into four places, so that two wait for
-        each other; stores of results write sectors of 32 bytes. 4. Local memory: none.
-        5. The blocks' ends: with few tiles a block's last tiles decide
-        (`sm__cycles_active`, smallest against largest). 6. For D = 64, the share of the
-        special-function units: if it is above 80 %, some exponentials are to be computed by
-        polynomials.""")
+    paragraph("""Large tensors: `far_elements_test.cpp` computes with tensors of more than 2³¹
+        elements of which few are touched.""")
+    items("""**Tested**: attention whose sequences, tokens or heads lie so far apart, in all
+        operands, results and gradients; grouped products in bf16 of rows beyond 2³¹ elements, and
+        of experts whose weights lie there.""",
+          """**Not tested**: more than 2³¹ rows of attention, of which its lse and the backward
+        pass's statistics have a number for each, B·H·T of them, since the rows of results cannot
+        overlap, and so many are more than the simulator can compute; and grouped products in fp8
+        of so many codes. Of these we have only read that offsets are computed in 64 bits. B·H and
+        the rows of a head are counted in 32 bits.""")
+    paragraph("What to look at first on a GPU:")
+    items("""`scripts/first_hour.sh --only hopper`: each of these kernels beside the older one and
+        cuDNN.""",
+          """With Nsight Compute, per kernel: the tensor pipe's share
+        (`sm__inst_executed_pipe_tensor`), and the stall reasons of the consumers' warps. Waits for
+        a barrier at `SYNCS` mean that copies come late (more stages, or fewer bytes). Waits at
+        `WARPGROUP.DEPBAR` beside an idle tensor pipe mean that the two consumers do not alternate
+        (the turns of the forward pass).""",
+          """Bank conflicts (`l1tex__data_bank_conflicts_pipe_lsu`): none are expected but where the
+        backward pass reads dout to compute its statistics (`compute_stats`), once for a tile of
+        queries: eight lanes read two chunks of four rows, which the swizzle puts into four places,
+        so that two wait for each other. Stores of results write sectors of 32 bytes.""",
+          "Local memory: none.",
+          """The blocks' ends: with few tiles a block's last tiles decide (`sm__cycles_active`,
+        smallest against largest).""",
+          """For D = 64, the share of the special-function units: if it is above 80 %, some
+        exponentials are to be computed by polynomials.""", numbers=True)
 
 
 def together(values):
@@ -708,6 +720,16 @@ def millions(number):
 def paragraph(text):
     print(textwrap.fill(" ".join(text.split()), 100, break_long_words=False,
                         break_on_hyphens=False) + "\n")
+
+
+def items(*texts, numbers=False):
+    """A list, with numbers or without."""
+    for number, text in enumerate(texts, 1):
+        mark = f"{number}. " if numbers else "- "
+        print(textwrap.fill(" ".join(text.split()), 100, break_long_words=False,
+                            break_on_hyphens=False, initial_indent=mark,
+                            subsequent_indent=" " * len(mark)))
+    print()
 
 
 def print_table(found, least_of):
