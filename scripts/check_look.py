@@ -58,7 +58,15 @@ over(span('loss', 5));
 seen.held = [...document.querySelectorAll('.text[data-view=loss] .at')].map(n => +n.dataset.i);
 dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}));
 seen.moved = [...document.querySelectorAll('.text[data-view=loss] .at')].map(n => +n.dataset.i);
+seen.focused = [...document.querySelectorAll('.text')].filter(host => host.offsetWidth).map(host => {
+    host.focus();
+    host.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}));
+    return [document.activeElement === host, +host.querySelector('.at').dataset.i];
+});
+layer(0);
+seen.layer = document.querySelector('label:has(#layer)').innerText.trim();
 span('loss', 3).click();
+if (document.querySelector('.held')) span('loss', 3).click();
 const cells = document.querySelectorAll('#all-heads rect');
 seen.heads = cells.length;
 cells[cells.length - 1].dispatchEvent(new MouseEvent('click', {bubbles: true}));
@@ -74,6 +82,89 @@ document.body.append(node);
 })();
 </script>
 """
+
+
+# What a window shows of a page, without using it: its width, what is cut or leaves it, and texts
+# whose contrast with their ground is low. Every layer and token is shown, since they have colours.
+LOOK = """
+<script>
+(() => {
+const root = document.documentElement, seen = {width: root.clientWidth, wide: root.scrollWidth};
+const name = node => node.tagName + '.' + node.getAttribute('class') + '#' + node.id;
+const all = [...document.querySelectorAll('main *')].filter(node => node.getClientRects().length);
+seen.cut = all.filter(node => !(node instanceof SVGElement) &&
+    getComputedStyle(node).overflowX !== 'visible' && node.scrollWidth > node.clientWidth + 1).map(name);
+seen.outside = all.filter(node => {
+    const box = node.getBoundingClientRect();
+    return box.width && (box.left < -0.5 || box.right > root.clientWidth + 0.5);
+}).map(name);
+const paper = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+const paint = colour => { paper.fillStyle = colour; paper.fillRect(0, 0, 1, 1); };
+const luminance = () => [...paper.getImageData(0, 0, 1, 1).data].slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, c) => sum + v * [0.2126, 0.7152, 0.0722][c], 0);
+const contrast = node => {
+    const above = [];
+    for (let at = node; at; at = at.parentElement) above.unshift(getComputedStyle(at).backgroundColor);
+    paint('white');
+    above.forEach(paint);
+    const ground = luminance();
+    paint(getComputedStyle(node)[node instanceof SVGElement ? 'fill' : 'color']);
+    const text = luminance();
+    return (Math.max(ground, text) + 0.05) / (Math.min(ground, text) + 0.05);
+};
+const texts = () => [...document.querySelectorAll('main *')].filter(node => node.getClientRects().length &&
+    !node.disabled && [...node.childNodes].some(child => child.nodeType === 3 && child.data.trim()));
+seen.pale = [];
+seen.measured = 0;
+const slider = document.getElementById('layer'), spans = document.querySelectorAll('.text[data-view=loss] span');
+for (const i of [0, spans.length >> 1, spans.length - 1]) for (let l = 0; l <= slider.max; ++l) {
+    slider.value = l;
+    slider.dispatchEvent(new Event('input'));
+    spans[i].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));
+    for (const node of texts()) {
+        ++seen.measured;
+        const found = contrast(node);
+        if (found < 4.5) seen.pale.push(`${name(node)} ${node.textContent.slice(0, 20)}: ${found.toFixed(2)}`);
+    }
+}
+seen.errors = window.errorsSeen;
+const node = document.createElement('pre');
+node.id = 'seen';
+node.textContent = JSON.stringify(seen);
+(window.parent === window ? document : window.parent.document).body.append(node);
+})();
+</script>
+"""
+
+
+def check_windows(browser, folder, name, content):
+    """What the page looks like in a window, in the dark and on a phone."""
+    dark = "--blink-settings=preferredColorScheme=0"
+    # 390 pixels are less than a window's least width.
+    for kind, width, options in (("light", 1366, []), ("dark", 1366, [dark]), ("phone", 390, []),
+                                 ("dark phone", 390, [dark])):
+        text = content.replace("<head>", "<head>" + check_report.WATCH, 1)
+        text = text.replace("</body>", LOOK + "</body>", 1)
+        if width == 390:
+            text = ('<body style="margin:0"><iframe style="width:390px;height:4200px;border:0" '
+                    f'srcdoc="{html.escape(text)}"></iframe>')
+        page = folder / f"look-{name}-looked-at.html"
+        page.write_text(text)
+        dom, _ = browser.run(page, "--window-size=1366,768", *options, "--dump-dom")
+        page.unlink()
+        seen = json.loads(Drawing(dom).seen or "{}")
+        if not seen:
+            check(False, f"{name}, {kind}: the page is seen")
+            continue
+        check(seen["errors"] == [], f"{name}, {kind}: no script fails: {seen['errors']}")
+        check(seen["width"] == seen["wide"] == width,
+              f"{name}, {kind}: it is {width} wide: {seen['width']}, {seen['wide']}")
+        check(not seen["cut"] and not seen["outside"],
+              f"{name}, {kind}: nothing is cut: {seen['cut'][:5]}, {seen['outside'][:5]}")
+        check(seen["measured"] > 1000 and not seen["pale"],
+              f"{name}, {kind}: texts are legible: {len(seen['pale'])} of {seen['measured']}, "
+              f"such as {seen['pale'][:5]}")
 
 
 def unpacked(text):
@@ -205,11 +296,18 @@ def check_model(program, browser, folder, name, text, rng):
         check_hover(name, data, hover)
     check(seen["held"] == [2], f"{name}: a click holds a token: {seen['held']}")
     check(seen["moved"] == [3], f"{name}: an arrow key moves to the next: {seen['moved']}")
+    check(seen["focused"] == [[True, t] for t in range(4, 4 + len(seen["focused"]))],
+          f"{name}: the keyboard reaches each text: {seen['focused']}")
+    check(len(seen["focused"]) == 2 + any(of["experts"] for of in data["layers"]),
+          f"{name}: texts: {seen['focused']}")
+    check(" ".join(seen["layer"].split()) == f"layer 0 (of 0 to {layers - 1})",
+          f"{name}: the layer: {seen['layer']!r}")
     check(seen["heads"] == sum(len(of["attention"]) for of in data["layers"]), f"{name}: heads")
     last = len(data["layers"][-1]["attention"]) - 1
     check(f"Layer {layers - 1}, head {last}:" in seen["clicked"], f"{name}: {seen['clicked']!r}")
     check(seen["experts"] == sum(of["experts"] for of in data["layers"]), f"{name}: experts")
     check(seen["map"] == count, f"{name}: the map has a row for each token")
+    check_windows(browser, folder, name, content)
     photograph(browser, folder, page)
 
 

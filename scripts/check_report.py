@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 
 passed = failed = 0
@@ -423,9 +424,27 @@ def check_windows(browser, folder, program, runs):
     (folder / "window.html").unlink()
 
 
+# The pointer seems to rest on a plot until the page says that there are new steps; the server hears
+# what it says.
+READING = """<script>
+addEventListener('DOMContentLoaded', () => {
+    const real = document.querySelector.bind(document), kind = real('.kind');
+    let reading = true;
+    document.querySelector = selector =>
+        selector === '.chart:hover' ? (reading ? document.body : null) : real(selector);
+    new MutationObserver(() => {
+        if (!reading || !kind.textContent.includes(':')) return;
+        reading = false;
+        fetch('said?' + encodeURIComponent(kind.textContent));
+    }).observe(kind, {childList: true, characterData: true, subtree: true});
+});
+</script>"""
+
+
 def check_live(browser, folder, program):
-    """The page of a live report, which loads itself again when the run has gone on. The browser
-    reaches it through a server that appends a step when the page first asks for data."""
+    """The page of a live report, which loads itself again when the run has gone on, and while a
+    plot is read only says so. The browser reaches it through a server that appends a step when the
+    page first asks for data."""
     run = make_run(folder / "runs" / "live", 200, 11)
     live = subprocess.Popen([program, "report", "--live", str(run)], stdout=subprocess.PIPE,
                             text=True)
@@ -435,7 +454,11 @@ def check_live(browser, folder, program):
     class Between(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             asked.append(self.path)
-            if asked.count("/data") == 1:
+            if self.path.startswith("/said?"):
+                self.send_response(200)
+                self.end_headers()
+                return
+            if self.path == "/data" and asked.count("/data") == 1:
                 with open(run / "metrics.jsonl", "a") as metrics:
                     metrics.write(json.dumps({"step": 300, "loss": 2.75, "seconds": 99}) + "\n")
             try:
@@ -448,6 +471,8 @@ def check_live(browser, folder, program):
             for name in ("Content-Type", "Content-Security-Policy"):
                 self.send_header(name, headers[name])
             self.end_headers()
+            if self.path == "/" and asked.count("/") == 1:
+                content = content.replace(b"<head>", b"<head>" + READING.encode(), 1)
             self.wfile.write(content)
 
         def log_message(self, *_):
@@ -466,6 +491,10 @@ def check_live(browser, folder, program):
                if "CONSOLE" in line and "favicon" not in line]
     check(not console, f"live: nothing is written to the console: {console[:3]}")
     check(asked.count("/") >= 2 and "/data" in asked, f"live: the page loads itself again: {asked}")
+    said = [urllib.parse.unquote(path) for path in asked if path.startswith("/said?")]
+    check(len(said) == 1 and said[0].endswith(
+        ": new steps are there; move the pointer away to see them"),
+          f"live: the page says that there are new steps while a plot is read: {said}")
     loss = Drawing(done.stdout).plots.get("loss")
     check(loss and loss["domain"][1] == 300, f"live: the new step is drawn: {loss and loss['domain']}")
 

@@ -8,7 +8,9 @@ const letters = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-
 const escaped = text => String(text).replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`);
 const percent = p => p >= 0.0995 ? (100 * p).toFixed(0) + ' %' : p >= 0.00095 ? (100 * p).toFixed(1) + ' %' : p > 0 ? '< 0.1 %' : '0 %';
 const shown = text => text.replace(/\n/g, '↵').replace(/\t/g, '⇥').replace(/^ +| +$/g, spaces => '␣'.repeat(spaces.length));
-const fill = (colour, share) => `color-mix(in oklab, var(--${colour}) ${Math.round(100 * Math.min(1, Math.max(0, share)))}%, transparent)`;
+// Text stands on these colours, so the strongest is not the full colour: of text and ground it leaves a contrast of 4.5.
+const dark = matchMedia('(prefers-color-scheme: dark)');
+const fill = (colour, share) => `color-mix(in oklab, var(--${colour}) ${Math.round((dark.matches ? 54 : 80) * Math.min(1, Math.max(0, share)))}%, transparent)`;
 
 // ---- Attention --------------------------------------------------------------------------------------
 
@@ -54,6 +56,9 @@ function texts() {
             node.textContent = special ? token.text + ' ' : token.text.replace(/\n/g, '↵\n');
             host.append(node);
         });
+        host.tabIndex = 0;
+        host.setAttribute('role', 'group');
+        host.setAttribute('aria-label', 'The text; the arrow keys move to the next token');
         host.addEventListener('pointerover', event => { if (!held && event.target.dataset.i) choose(+event.target.dataset.i); });
         host.addEventListener('click', event => {
             if (!event.target.dataset.i) return;
@@ -117,7 +122,7 @@ function setLayer(to, toHead) {
     layer = to;
     head = Math.min(toHead, layers[layer].attention.length - 1);
     $('layer').value = layer;
-    $('layer-name').textContent = `${layer} of 0 to ${layers.length - 1}`;
+    $('layer-name').textContent = `${layer} (of 0 to ${layers.length - 1})`;
     $('heads').innerHTML = layers[layer].attention.map((_, i) => i).reduce((text, i) => text + `<button data-head="${i}" aria-pressed="${i === head}">${i * data.every}</button>`,
         `<button data-head="-1" aria-pressed="${head < 0}">mean</button>`);
     for (const cell of document.querySelectorAll('#all-heads rect')) cell.classList.toggle('at', +cell.dataset.layer === layer && +cell.dataset.place === head);
@@ -209,8 +214,11 @@ function choose(i) {
     routed();
 }
 
-document.querySelector('.scale').innerHTML = [0, 2, 4, 6, 8, 10].map(loss => `<span><i style="background:${fill('c1', loss / 10)}"></i>${loss === 10 ? '10 and more' : loss}</span>`).join('') +
-    '<span>nats</span>';
+function scale() {
+    document.querySelector('.scale').innerHTML = [0, 2, 4, 6, 8, 10].map(loss => `<span><i style="background:${fill('c1', loss / 10)}"></i>${loss === 10 ? '10 and more' : loss}</span>`).join('') +
+        '<span>nats</span>';
+}
+scale();
 texts();
 $('layer').max = layers.length - 1;
 $('layer').addEventListener('input', () => setLayer(+$('layer').value, head));
@@ -242,7 +250,7 @@ new ResizeObserver(() => {
     setLayer(layer, head);
     choose(at);
 }).observe(document.body);
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => choose(at));
+dark.addEventListener('change', () => { scale(); choose(at); });
 allHeads();
 if (mixtures.length) allExperts();
 setLayer(layer, head);

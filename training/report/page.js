@@ -536,11 +536,12 @@ if ('live' in document.body.dataset) {
         for (const r of kept.hidden) document.querySelectorAll('#runs button')[r]?.click();
     }
     setInterval(async () => {
-        if (document.hidden || document.querySelector('.chart:hover')) return;
+        if (document.hidden) return;
         try {
-            const now = await (await fetch('data')).json();
-            kind.textContent = said;
-            if (now.stamp === stamp) return;
+            const now = await (await fetch('data')).json(), more = now.stamp !== stamp;
+            const reading = document.querySelector('.chart:hover') !== null;
+            kind.textContent = said + (more && reading ? ': new steps are there; move the pointer away to see them' : '');
+            if (!more || reading) return;
             sessionStorage.setItem('kept', JSON.stringify({axis, view, hidden: [...runs.keys()].filter(r => !runs[r].shown)}));
             location.reload();
         } catch (error) {
