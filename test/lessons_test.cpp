@@ -1,6 +1,7 @@
 // scripts/lessons/, with a stand-in for the program.
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <string>
 
 #include "test/catch.h"
