@@ -20,14 +20,21 @@ namespace train_gpt {
 /// With a norm over the whole width of q and k, qk_sums [M, 2] holds its sums (kernels/rope.h), of
 /// all tensor-parallel ranks.
 ///
-/// In a mixture of experts, R = M·k rows lie one expert after the other (kernels/experts/): preact
-/// [R, 2F] and hidden [R, F] are the experts', expert_out [R, C] is what they give, in the backward
-/// pass its gradient. logits [M, E] are the router's; experts, expert_weights, row_of [M, k] and
-/// row_token [R, 1], offsets [1, E + 1] say where tokens went. counts and probabilities [B, E] are
-/// the router's sums over sequences, and load [B, E] each expert's share, for a balance loss over
-/// sequences or micro-batches; selection_bias [1, E] is its bias in fp32. A shared expert has
-/// activations of its own; shared_logit, shared_choice and shared_weight [M, 1] are its gate's,
-/// which is a router of one expert.
+/// In a mixture of experts, R = M·k rows lie one expert after the other (kernels/experts/):
+///
+///   preact [R, 2F], hidden [R, F]     values inside the experts
+///   expert_out [R, C]                 the experts' output; in the backward pass, its gradient
+///   logits [M, E]                     the router's logits, fp32
+///   experts, expert_weights [M, k]    a token's experts, int32, and their weights, fp32
+///   row_of [M, k], row_token [R, 1]   the rows of a token, and the token of a row; int32
+///   offsets [1, E + 1]                where each expert's rows begin, int32
+///   counts, probabilities [B, E]      the router's sums over each sequence; int32 and fp32
+///   load [B, E]                       each expert's share, fp32, for a balance loss over sequences
+///                                     or micro-batches
+///   selection_bias [1, E]             the router's selection bias, fp32
+///
+/// The shared expert has activations of its own. Its gate is a router of one expert: shared_logit,
+/// shared_choice, shared_weight [M, 1].
 ///
 /// Among tensor-parallel ranks, x, x_mid, stats1 and stats2 have this rank's rows [M / ranks, …],
 /// and widths are this rank's part. norm1_rows and norm2_rows keep this rank's rows of norm1 and
@@ -46,8 +53,8 @@ struct BlockActivations {
 /// The last half of the backward pass that reads an activation.
 enum class ReadBy : uint8_t { inputs, weights };
 
-/// The rows of an activation: one or several for each token; for each token of this rank's among
-/// tensor-parallel ranks, M / ranks; for each sequence; or one.
+/// How many rows an activation has: one or several for each token (M); for each token of this rank,
+/// among tensor-parallel ranks (M / ranks); for each sequence; or one.
 enum class RowsOf : uint8_t { tokens, ranks_tokens, sequences, one };
 
 /// An entry of a part's list.
@@ -56,12 +63,14 @@ struct Activation {
     int64_t width = 0;          // columns
     DType dtype = DType::fp32;  // of its elements
     RowsOf rows_of = RowsOf::tokens;
-    int64_t each = 1;  // rows for each of them
-    /// Kept at every level of recomputation, so that nothing is routed twice.
+    int64_t each = 1;  // rows for each token or sequence
+    /// The activation is kept at every level of recomputation, so that nothing is routed twice.
     bool is_route = false;
-    /// The first level of recomputation that computes it again; blocks then share its memory.
+    /// The first level of recomputation that computes the activation again. Blocks then share its
+    /// memory.
     Recompute dropped = Recompute::block;
-    /// Where the halves of the backward pass are called apart, what the second half reads is kept.
+    /// Where the halves of the backward pass are called apart, activations that the second half
+    /// reads are kept.
     ReadBy read_by = ReadBy::inputs;
     bool in_training_only = false;
     /// The member that keeps this rank's rows where tensor-parallel ranks gather all rows again in

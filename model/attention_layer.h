@@ -24,7 +24,7 @@ using Attend = std::function<void(Stream&, const Block&)>;
 /// Causally within each sequence of the batch.
 void attend_within_batch(Stream& stream, const Block& block);
 
-/// att from the stream's norm.
+/// Computes att from the stream's norm.
 void attention_layer_forward(Stream& stream, const Block& block, const Attend& attend);
 /// Adds att·wᵀ of the output projection to the stream.
 Addends add_attention(Stream& stream, const Block& block);

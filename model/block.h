@@ -15,18 +15,18 @@ namespace train_gpt {
 Activations block_activations(const LayerSpec& layer, DType dtype);
 /// The gradients of all parts of a block, in the order of the backward pass.
 PartGradients block_gradients(const LayerSpec& layer);
-/// What layers [first, last) can share: every activation that one of them has, as wide as the
-/// widest.
+/// The activations that layers [first, last) share: each activation that one of these layers has,
+/// with the largest width.
 Activations widest_activations(const DecoderSpec& spec, int first, int last, DType dtype);
 
-/// Computes x_mid … hidden from x, and out [M, C], the next block's x; among tensor-parallel ranks
-/// what it returns is still to be added to out. `out` is absent in recomputation, which does not
-/// need it.
+/// Computes x_mid … hidden from x, and out [M, C], the next block's x. Among tensor-parallel ranks
+/// the returned Addends are not in `out` yet. In recomputation `out` is absent.
 Addends block_forward(Stream& stream, const Block& block, Tensor out,
                       const Attend& attend = attend_within_batch);
 
-/// g.dres holds the gradient of the block's output and, unless only the weights' are computed,
-/// receives the gradient of its input. Weight gradients go to the sinks of `gradients`.
+/// g.dres holds the gradient of the block's output and, unless only gradients of weights are
+/// computed, receives the gradient of the block's input. Weight gradients go to the sinks of
+/// `gradients`.
 void block_backward(Stream& stream, Gradients& gradients, const Block& block,
                     const BlockGradients& g, Recompute recompute, Backward part = Backward::both);
 

@@ -19,19 +19,19 @@
 
 namespace train_gpt {
 
-/// The experts of a layer have a unit of their own: their weights are gathered while attention
-/// computes, and their gradients are reduced before the others' of the block are written.
+/// The experts of a layer have a unit of their own. Their weights are gathered while attention
+/// computes. Their gradients are reduced before the block's other gradients are written.
 struct ExpertUnit {
     std::function<UnitLease(Stream&)> lease = {};
-    /// In a backward pass: their lease has ended; all gradients of their weights have been written
-    /// for the micro-batch.
+    /// Called in a backward pass. released: the experts' lease has ended. ready: all gradients of
+    /// the experts' weights have been written for the micro-batch.
     std::function<void(Stream&)> released = {}, ready = {};
 };
 
 /// What a router counts in training, and what its losses need.
 struct Routing {
     RouterCounts* counts = nullptr;  // null: nothing is counted
-    int router = 0;                  // of the model's routers
+    int router = 0;                  // this router's number in the model
     RouterLosses losses = {};
     int64_t capacity = 0;             // routes that an expert takes of a sequence; 0: all
     ContextGroup* context = nullptr;  // whose ranks share the sequences
@@ -52,19 +52,20 @@ struct Block {
     ExpertUnit experts = {};
     Routing routing = {};
     const Fp8Scales* fp8 = nullptr;  // null: no product is in fp8
-    /// Kernels round what products in fp8 read, once scales are known: the MLP's activation; norms.
+    /// Once scales are known, kernels round their results for products in fp8: the MLP's activation
+    /// function (rounds_hidden), and norms (rounds_norms).
     bool rounds_hidden = false, rounds_norms = false;
 
     Tensor weight(int i) const { return weights.weight(i); }
     /// A weight of products, and how they are computed.
     Operand operand(int i) const { return weights.operand(i); }
     const ProductScales* scales(int i) const { return fp8 ? fp8->of(i) : nullptr; }
-    /// Where the kernel that computes the input of a weight's products writes it in fp8, in the
-    /// memory of its values; empty: it writes the values.
+    /// Where a kernel writes its result, the input of a weight's products, in fp8: in the memory of
+    /// the result's values. Empty: the kernel writes the values.
     Fp8Output rounded_norm1() const;
     Fp8Output rounded_norm2() const;
     Fp8Output rounded_hidden() const;
-    /// The norms; without their weights in a pass that computes only weights' gradients.
+    /// The block's norms. In a pass that computes only gradients of weights, they have no weights.
     StreamNorm norm1() const;
     StreamNorm norm2() const;
 
@@ -73,18 +74,31 @@ struct Block {
     Tensor weight_if_leased(int i) const { return weights ? weight(i) : Tensor{}; }
 };
 
-/// Gradients in the backward pass. dres is the gradient of the residual stream. dy [M, C], datt
-/// [M, H·D] and, with SwiGLU, dhidden [M, F] are temporary. dup, which may be preact then, and dqkv
-/// are the gradients of the outputs of `up` and `qkv`. In a mixture of experts dhidden and dup are
-/// [R, …], dgrouped [R, C] is the gradient of the experts' inputs, and dexpert_out takes the place
-/// of expert_out; dlogits and dweights are the router's, and a shared expert has the gradients of
-/// its own. qk_dots [M, 2] are sums of a norm over the whole width (kernels/rope.h). Among
-/// tensor-parallel ranks dres, dy, dout and dmid have this rank's rows.
+/// Gradients in the backward pass:
 ///
-/// All blocks share them, unless the two halves of the backward pass are called apart. Then dup,
-/// dqkv, and dout and dmid, the copies of dres at the block's output and middle, keep their values
-/// from one half to the other. So does `early`, fp32, with the weights' gradients that come with
-/// the inputs' (early_gradients()); if it is absent, these go to their sinks at once.
+///   dres [M, C]            of the residual stream
+///   dy [M, C]              of a norm's output; temporary
+///   datt [M, H·D]          of attention's output; temporary
+///   dhidden [M, F]         of hidden, with SwiGLU; temporary
+///   dup, dqkv              of the outputs of `up` and `qkv`; with SwiGLU dup may be preact
+///   dout, dmid [M, C]      copies of dres at the block's output and middle
+///   early                  fp32: of weights, if they come with the inputs' (early_gradients())
+///   qk_dots [M, 2]         sums for a norm over the whole width of q and k (kernels/rope.h)
+///
+/// In a mixture of experts dhidden and dup are [R, …], and these come besides:
+///
+///   dexpert_out [R, C]     of the experts' output; in the memory of expert_out
+///   dgrouped [R, C]        of the experts' inputs
+///   dweights [M, k]        of the weights of each token's experts, fp32
+///   dlogits [M, E]         of the router's logits
+///   dshared_…              of the shared expert's activations; dshared_input [M, C]: of its input
+///
+/// Among tensor-parallel ranks dres, dy, dout and dmid have this rank's rows.
+///
+/// All blocks share these gradients, unless the two halves of the backward pass are called apart.
+/// Then dout, dmid, `early` and the gradients that the second half reads (PartGradient::read_by)
+/// keep their values from one half to the other. If `early` is absent, its gradients go to their
+/// sinks at once.
 struct BlockGradients {
     Tensor dres, dy, datt, dhidden, dup, dqkv;
     Tensor dout = {}, dmid = {}, early = {};
@@ -151,13 +165,14 @@ class BackwardPass {
 
     bool recomputes_elementwise() const { return recompute == Recompute::elementwise; }
 
-    /// The stream's gradient of all rows, for products; `copy` has it for the second half, and gets
-    /// it in the first.
+    /// The gradient of the residual stream, all rows, for products. The second half finds it in
+    /// `copy`, where keep_dres() has kept it.
     Tensor gather_dres(Tensor copy) const;
+    /// If the halves are called apart, the first half copies dres to `copy`.
     void keep_dres(Tensor copy) const;
     /// A norm's output of all rows for weight gradients, unless it was kept.
     void restore(const StreamNorm& of) const;
-    /// dy of a product in fp8 on a GPU, rounded in one pass for both gradients that read it; there
+    /// dy of a product in fp8 on a GPU, rounded in one pass for both gradients that read it; valid
     /// until the next call. Empty where each gradient rounds dy itself: where the halves of the
     /// pass are called apart, among tensor-parallel ranks, and if a product was refused.
     Fp8Matrix rounded_gradient(Tensor dy, int weight) const;
@@ -178,12 +193,12 @@ class BackwardPass {
     void wait_for_norm() const;
     /// The gradient of a parameter that is updated in another way (Update::balance) is 0.
     void clear_gradient(int parameter) const;
-    /// Where a gradient goes that comes with the inputs'.
+    /// Where a weight's gradient that comes with the gradients of inputs goes.
     GradientSink early_sink(int parameter) const;
     /// Adds dy's gradient to dres. `of` is the norm; w, b: its parameters; bias: the bias of the
     /// product whose output the norm's x has been added to.
     void norm_gradients(const StreamNorm& of, int w, int b, int bias) const;
-    /// In the second half: what the first one kept.
+    /// In the second half: adds the gradients that the first half kept.
     void add_early_gradients() const;
 
   private:
@@ -191,7 +206,7 @@ class BackwardPass {
     void add_weight_gradient(int weight, int bias, Tensor x, Tensor dy, const Fp8Matrix& rounded,
                              const Fp8Matrix& rounded_dy) const;
 
-    std::vector<EarlyGradient> early_;  // what is kept
+    std::vector<EarlyGradient> early_;  // the gradients in g.early
 };
 
 }  // namespace train_gpt

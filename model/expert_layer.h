@@ -1,9 +1,9 @@
-// A mixture of experts as the feed-forward part of a block: a router sends each token to k of E
-// SwiGLU MLPs, whose outputs it weights, and a shared expert may take all tokens besides. Every
-// token keeps all its experts, so that R = M·k rows are computed whatever the routing; with a
-// capacity (ExpertSpec), fewer of them in training. Lists of the part's activations and gradients,
-// its passes, and the scratch memory that the passes need. Shazeer et al., arXiv 1701.06538;
-// without drops: Gale et al. (MegaBlocks), arXiv 2211.15841.
+// A mixture of experts as the feed-forward part of a block. A router sends each token to k of E
+// SwiGLU MLPs and weights their outputs. A shared expert may take all tokens as well. Without a
+// capacity (ExpertSpec) every token keeps all its experts: R = M·k rows are computed. With a
+// capacity, training computes fewer. Lists of the part's activations and gradients, its passes, and
+// the scratch memory that the passes need. Shazeer et al., arXiv 1701.06538; without drops: Gale et
+// al. (MegaBlocks), arXiv 2211.15841.
 #pragma once
 #include "model/block_pass.h"
 

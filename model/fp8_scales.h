@@ -37,9 +37,9 @@ struct Fp8Product {
     bool is_fp8() const { return reason.empty(); }
 };
 
-/// All products of a model's blocks, layer by layer. Products of fewer than 64 inputs or outputs on
-/// a rank, or not of a multiple of 16, stay in the run's dtype; all do if a rank's part of a
-/// sequence is not of a multiple of 16 tokens. tensor_ranks share each product.
+/// All products of a model's blocks, layer by layer. A product stays in the run's dtype if its
+/// inputs or outputs on a rank are fewer than 64 or not a multiple of 16. All products do if a
+/// rank's part of a sequence is not a multiple of 16 tokens. tensor_ranks share each product.
 std::vector<Fp8Product> products_of(const Registry& whole, const Fp8Options& options,
                                     int tensor_ranks, int64_t tokens_of_sequence);
 
@@ -52,7 +52,7 @@ std::string described(const std::vector<Fp8Product>& products, const Fp8Options&
 
 /// The largest magnitudes of operands in the last steps, oldest first.
 struct Fp8History {
-    std::vector<std::string> operands = {};  // what is of which product
+    std::vector<std::string> operands = {};  // "the input of 3.up", …
     std::vector<float> amax = {};            // [steps, operands]
 };
 
@@ -99,7 +99,8 @@ class Fp8Scales {
 
     /// For checkpoints, after all work on the device. Empty unless scaling is delayed.
     Fp8History history() const;
-    /// The same from a copy of on_device(), what the history consists of in the device's memory.
+    /// The history in a copy of on_device(), which is the device's memory that the history is made
+    /// from.
     Fp8History history_in(const std::byte* copy) const;
     std::span<const std::byte> on_device() const;
     /// Continues after a history of the same operands; an operand with magnitudes of 0 alone has

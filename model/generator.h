@@ -55,8 +55,8 @@ class Generator final : public TokenGenerator {
     /// Whether a token was what the model expected.
     struct Score {
         float nats = 0;  // −log p of the token
-        bool likeliest =
-            false;  // no token had a higher probability, and none before it an equal one
+        /// No token had a higher probability, and no token with a lower number an equal one.
+        bool likeliest = false;
     };
     /// Tokens that could follow, the last targets.size() of which are followed by `targets`.
     struct Continuation {

@@ -9,7 +9,7 @@ namespace train_gpt {
 Activations mlp_activations(const LayerSpec& layer, DType dtype);
 PartGradients mlp_gradients(const LayerSpec& layer);
 
-/// preact and hidden from the stream's norm.
+/// Computes preact and hidden from the stream's norm.
 void mlp_forward(Stream& stream, const Block& block);
 /// Adds hidden·wᵀ of the projection `down` to the stream, whose sum is `out`.
 Addends add_mlp(Stream& stream, const Block& block, Tensor out);

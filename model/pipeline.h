@@ -59,7 +59,8 @@ class Pipeline {
 
     /// A forward pass of one micro-batch through all stages, in their first slots.
     void forward(Stream& stream, const TokenBatch& batch) const;
-    /// The same. On ranks that end the model, also computes the loss per token (Stage::losses).
+    /// A forward pass as forward() does it. On ranks that end the model, also computes the loss per
+    /// token (Stage::losses).
     void evaluate(Stream& stream, const TokenBatch& batch) const;
     /// Stage::next_token_logits() after forward(). All ranks get the logits.
     void next_token_logits(Stream& stream, int64_t row, Tensor out) const;

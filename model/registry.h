@@ -9,8 +9,8 @@
 namespace train_gpt {
 
 /// Indices of a block's parameters in the registry; −1: the block has no such parameter. In a
-/// mixture, `up` [E·2F, C] and `down` [E·C, F] are the experts', one after the other, with a unit
-/// of their own.
+/// mixture, `up` [E·2F, C] and `down` [E·C, F] hold the weights of all experts, one expert after
+/// the other, in a unit of their own.
 struct BlockParameters {
     int norm1_w = -1, norm1_b = -1, qkv_w = -1, qkv_b = -1, out_w = -1, out_b = -1;
     int q_norm_w = -1, k_norm_w = -1;  // [D], or the width of q and of k
@@ -19,7 +19,7 @@ struct BlockParameters {
     int router_w = -1, router_b = -1, selection_bias = -1;         // [E, C], [E], [E]
     int shared_up_w = -1, shared_down_w = -1, shared_gate_w = -1;  // [2F, C], [C, F], [1, C]
 };
-/// All of them.
+/// Every member of BlockParameters.
 inline constexpr std::array block_parameters = {
     &BlockParameters::norm1_w,      &BlockParameters::norm1_b,
     &BlockParameters::qkv_w,        &BlockParameters::qkv_b,
@@ -35,10 +35,10 @@ inline constexpr std::array block_parameters = {
 static_assert(sizeof(BlockParameters) == block_parameters.size() * sizeof(int),
               "block_parameters lists every member");
 
-/// The parameters of layers first_layer … and, at the ends of the model, of the embedding, the
-/// final norm and the head. Units are numbered in the order of the forward pass: the embedding (if
-/// the model begins here), the blocks, of each its experts after the rest, the final norm (if it
-/// ends here) with a head of its own.
+/// The parameters of consecutive layers from first_layer on. At the ends of the model also the
+/// embedding, the final norm and the head. Units are numbered in the order of the forward pass: the
+/// embedding, if the model begins here; each block, then its experts; the final norm with the head,
+/// unless the head is tied, if the model ends here.
 struct Registry {
     std::vector<Parameter> parameters;
     int first_layer = 0;
@@ -51,7 +51,7 @@ struct Registry {
     bool ends_model() const { return head >= 0 && final_norm_w >= 0; }
     int unit_of(int parameter) const { return parameters[static_cast<size_t>(parameter)].unit; }
     int unit_of_block(int i) const { return unit_of(blocks[static_cast<size_t>(i)].norm1_w); }
-    /// The unit of a block's experts; of other blocks unit_of_block().
+    /// The unit of a block's experts; of a block without experts unit_of_block().
     int unit_of_experts(int i) const { return unit_of(blocks[static_cast<size_t>(i)].down_w); }
     int first_unit() const { return begins_model() ? unit_of(tokens) : unit_of_block(0); }
     int last_unit() const { return unit_of(ends_model() ? final_norm_w : blocks.back().down_w); }
@@ -97,7 +97,8 @@ struct RegistryNames {
 /// stream are scaled by 1/√(2·n_layer) where the spec says so.
 Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names);
 
-/// The same tensors as a tensor-parallel rank holds them. Throws Error where they cannot be split.
+/// The registry of a tensor-parallel rank: the parameters of `whole`, cut to the rank's parts.
+/// Throws Error where a parameter cannot be split.
 Registry registry_held_by(Registry whole, const TensorRank& rank);
 
 /// What a pipeline rank holds: the parameters of all its stages, in one store, with their units one

@@ -85,7 +85,7 @@ class ResidualStream {
     };
     /// Computes out, or among several ranks begins its sum and returns what is to be added.
     Addends add(Stream& stream, const Product& product) const;
-    /// The same for other work than a product: sum(out, residual) writes residual + its result;
+    /// Like add(), for other work than a product: sum(out, residual) writes residual + its result;
     /// among several ranks a partial sum, without a residual.
     template <class F>
     Addends add_sum(Stream& stream, Tensor out, Tensor residual, const F& sum) const {
@@ -124,7 +124,7 @@ class ResidualStream {
     void add_partials(Stream& stream, Tensor out) const;
     /// All rows of what the ranks hold; `held` itself without other ranks.
     Tensor gather(Stream& stream, Tensor held) const;
-    /// The same into the memory of partial(), which is free in a backward pass's last step.
+    /// Like gather(), into the memory of partial(), which is free in a backward pass's last step.
     Tensor gather_partial(Stream& stream, Tensor held) const;
 
   private:

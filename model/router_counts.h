@@ -53,8 +53,8 @@ struct RoutedBatch {
 class RouterCounts {
   public:
     /// The counts of all the model's routers, whichever of them are on this rank. micro_batches: of
-    /// the largest step, on all ranks. is_alone: no other rank has any. Nothing is taken for a
-    /// model without experts.
+    /// the largest step, on all ranks. is_alone: this rank is the only one that counts. Takes
+    /// nothing from the arena for a model without experts.
     RouterCounts(const DecoderSpec& spec, int64_t micro_batches, bool is_alone, Arena& arena);
 
     /// How many int32 all ranks add up in a step (add_over_ranks()).
@@ -74,20 +74,21 @@ class RouterCounts {
     /// Each expert's share of router's choices in the last step, fp32 [1, E]; before the first one
     /// 1/E.
     Tensor load(int router) const { return load_.row_range(router, 1); }
-    /// Its counts in this step, int32 [1, E].
+    /// How often the router chose each expert in this step, int32 [1, E].
     Tensor chosen(int router) const { return totals_.row_range(router, 1); }
-    /// How many of its sequences in this step had probabilities that are not finite, int32 [1, 1].
+    /// How many sequences in this step had probabilities of the router that are not finite, int32
+    /// [1, 1].
     Tensor not_finite(int router) const;
-    /// How many routes its experts did not take in this step, int32 [1, 1]; absent without a
-    /// capacity.
+    /// How many routes the router's experts did not take in this step, int32 [1, 1]; absent without
+    /// a capacity.
     Tensor dropped(int router) const;
-    /// Where its selection bias is kept in fp32, [1, E].
+    /// The memory that keeps the router's selection bias in fp32, [1, E].
     Tensor bias(int router) const { return biases_.row_range(router, 1); }
 
     /// The counts from which the load follows, for checkpoints. After all work on the device.
     std::vector<int32_t> last_counts() const;
     void set_last_counts(const std::vector<int32_t>& counts);
-    /// Where they are on the device, int32 [routers, n_expert].
+    /// The device's memory of the last counts, int32 [routers, n_expert].
     const Tensor& last_on_device() const { return last_; }
 
     /// Submits the copy of the counts to memory on the host, `place` 0 or 1. report() is what has

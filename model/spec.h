@@ -20,9 +20,9 @@ struct SharedSize;
 /// or down(max(up(x), 0)²).
 enum class Mlp : uint8_t { gelu, swiglu, relu2 };
 
-/// Which linear layers have biases: none; the one that computes q, k and v; that one and the one
-/// after attention; or all, and LayerNorms too. Files state this once for a model, so it is the
-/// same in all layers. Experts say by themselves whether they have biases.
+/// Which linear layers have biases. none. qkv: the layer that computes q, k and v. attention: also
+/// the layer after attention. all: every linear layer, and LayerNorms. Files state this once for a
+/// model, so it is the same in all layers. ExpertSpec::biases says whether experts have biases.
 enum class Biases : uint8_t { none, qkv, attention, all };
 
 /// What q and k are normalised over before they are rotated, by an RMSNorm: nothing, each head, or
@@ -86,7 +86,8 @@ struct LayerSpec {
     bool is_gated() const { return mlp == Mlp::swiglu; }
     /// Parameters in matrix products that a token passes through.
     double matrix_parameters() const;
-    /// Parameters that a token does not pass through: of the experts that it does not go to.
+    /// Parameters that a token does not pass through: the parameters of the experts that it does
+    /// not go to.
     int64_t idle_parameters() const;
     /// How many of T keys a query sees on average: half of them, or fewer in a window.
     double seen_keys(int T) const;

@@ -30,16 +30,16 @@ struct StageOptions {
     bool document_mask = false;  // batches will have doc_start
     float z_loss = 0;            // see head_loss.h
     /// backward_inputs() and backward_weights() will be called apart. Each slot then also keeps
-    /// what the second one reads: the inputs of the linear layers and the gradients of their
+    /// what backward_weights() reads: the inputs of the linear layers and the gradients of their
     /// outputs.
     bool backward_apart = false;
     /// In training of a model with experts, where its routers count; and their losses.
     RouterCounts* routers = nullptr;
     RouterLosses router_losses = {};
     const Fp8Scales* fp8 = nullptr;  // of training passes; null: no product is in fp8
-    /// The ranks that share the stage's products; null: this one alone.
+    /// The ranks that share the stage's products; null: this rank alone.
     TensorGroup* tensor = nullptr;
-    /// The ranks that share its sequences; null: this one alone.
+    /// The ranks that share the stage's sequences; null: this rank alone.
     ContextGroup* context = nullptr;
 };
 

@@ -48,8 +48,9 @@ class DeviceBatch {
         bool outlives_host = false;
     };
     DeviceBatch() = default;
-    /// On a CPU whole batches that do not outlive the host's take no memory: they are used where
-    /// they are. Where ranks share sequences, 2·ranks divides T.
+    /// On a CPU, whole batches are used where the host has them and take no memory, unless the
+    /// model still uses a batch after that memory has changed. If ranks share sequences, 2·ranks
+    /// must divide T.
     DeviceBatch(Arena& arena, const BatchShape& shape, const Options& options);
 
     /// Submits the copy of a batch in the host's memory, of which a context-parallel rank picks its

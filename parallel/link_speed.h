@@ -9,7 +9,7 @@
 namespace train_gpt {
 
 /// The bytes per second that this rank sends when the group gathers `count` elements of each rank.
-/// 0: the group has no other rank. All its ranks call it.
+/// 0: the group has no other rank. All ranks of the group call it.
 double measure_link(Communicator& group, const Device& device, int64_t count, DType dtype);
 
 }  // namespace train_gpt

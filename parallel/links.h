@@ -31,7 +31,8 @@ class Links {
     /// Returns when all posted messages are sent and received. Until then it calls `look` again and
     /// again; `look` may throw. Throws Error if a rank is gone.
     virtual void finish(const std::function<void()>& look) = 0;
-    /// The same for one message: other messages need not have arrived.
+    /// Returns when this message is sent or received; other messages need not be. Calls `look` and
+    /// throws as the function above.
     virtual void finish(int64_t message, const std::function<void()>& look) = 0;
     /// Moves what can be moved now.
     virtual void advance() = 0;

@@ -50,7 +50,8 @@ struct GroupCtas {
     bool operator==(const GroupCtas&) const = default;
 };
 
-/// Which of the sizes does not divide the ranks that sizes before it leave; nothing if all do.
+/// The first size that does not divide the ranks which the sizes before it leave; nothing if all
+/// do.
 std::optional<SizeProblem> mesh_problem(int world, const MeshSizes& sizes);
 
 /// Bytes by group of ranks (MeshLayout::group_name).
@@ -108,7 +109,8 @@ class Mesh {
     /// ranks are on different nodes and the sizes do not allow that.
     Mesh(const World& world, const Device& device, const MeshSizes& sizes,
          const CollectiveSettings& collectives = {});
-    /// The same with a group of all ranks that is open, and shares for the others.
+    /// A mesh whose group of all ranks, `everyone`, is open. `ctas`: the shares of the other
+    /// groups. All ranks call it, and it throws as the constructor above.
     Mesh(const World& world, const MeshSizes& sizes, std::unique_ptr<Communicator> everyone,
          const GroupCtas& ctas = {});
     Mesh(const Mesh&) = delete;

@@ -11,7 +11,7 @@ namespace train_gpt {
 struct SizeProblem {
     std::string text;
     std::string key = {};         // empty: the text says what to change
-    int64_t value = 0, most = 0;  // its value, and the largest value to suggest
+    int64_t value = 0, most = 0;  // the key's value, and the largest value to suggest
     std::string does = "does";    // "the nearest value that … is"
     std::string afterwards = {};  // follows the suggestion
 };

@@ -30,22 +30,22 @@ struct StepCollective {
 
 /// Numbers over which all ranks of a run agree in a step: losses, norms, and counts of routers.
 struct StepNumbers {
-    int64_t fp64 = 0;   // that each rank gathers from all
-    int64_t int64 = 0;  // that the ranks add up, with exact sums (Grids::sums())
-    int64_t int32 = 0;  // that the ranks add up, with experts (RouterCounts)
-    int64_t fp32 = 0;   // whose maxima they find: selection biases
-    int64_t amax = 0;   // the same: the largest magnitudes of fp8 operands
+    int64_t fp64 = 0;   // sums that each rank gathers from every rank
+    int64_t int64 = 0;  // integers of exact sums (Grids::sums()), which are added up
+    int64_t int32 = 0;  // counts of routers (RouterCounts), which are added up
+    int64_t fp32 = 0;   // selection biases, of which the maximum is taken
+    int64_t amax = 0;   // largest magnitudes of fp8 operands, of which the maximum is taken
 };
 
 /// What the sizes of a step's collectives follow from, beside the parameters.
 struct StepSizes {
     DType dtype = DType::fp32;  // of weights and activations
     StepNumbers sums = {};
-    int64_t grids = 0;  // whose largest elements all ranks compare before the first step
+    int64_t grids = 0;  // grids whose largest elements all ranks compare before the first step
     /// The tokens of a micro-batch on a rank of the context axis. Several, if the micro-batch is
     /// still to be chosen: the fewest, the most, and some between.
     std::vector<int64_t> tokens = {};
-    std::vector<int64_t> head_rows = {};  // of which the head computes the logits at a time
+    std::vector<int64_t> head_rows = {};  // how many rows' logits are computed at a time
     int64_t width = 0;                    // n_embd
     std::vector<int64_t> kv_widths = {};  // of keys or values, in layers of a tensor-parallel rank
     /// The counts of experts in a micro-batch that the ranks of the context axis gather in a layer.

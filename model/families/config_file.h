@@ -19,7 +19,7 @@ inline double as_written(float value) {
 
 class ConfigFile {
   public:
-    /// Both must outlive this.
+    /// The JSON and the path must outlive the object.
     ConfigFile(const Json& json, const std::filesystem::path& path) : json_(json), path_(path) {}
 
     /// A size that a model must have: 1 … 2²⁴.
@@ -28,7 +28,7 @@ class ConfigFile {
         if (value < 1 || value > 1 << 24) refuse(key, "; it must lie between 1 and ", 1 << 24);
         return value;
     }
-    /// The same, or 0 where it is missing or null.
+    /// A size as size() reads it; 0 where the key is missing or null.
     int64_t optional_size(const char* key) const { return has(key) ? size(key) : 0; }
 
     /// A number without a fraction; `fallback` where it is missing or null.

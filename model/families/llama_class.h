@@ -37,8 +37,9 @@ struct LlamaClass {
     ExpertKeys expert_keys = {};
     ExpertNames expert_names = {};
     bool is_gpt_oss = false;  // sinks, clamped SwiGLU, and a window in every other layer
-    /// Entries of config.json that are written for all its models: JSON objects. Files with other
-    /// values of those in `only` are refused, since the same weights compute something else.
+    /// `constants`: entries that config.json gets for all models of the family. `only`: further
+    /// such entries, of which files with other values are refused, since the same weights then
+    /// compute something else. Both are JSON objects.
     const char *constants = "{}", *only = "{}";
 };
 

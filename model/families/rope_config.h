@@ -8,10 +8,9 @@
 
 namespace train_gpt {
 
-/// Sets θ and the scaling to what transformers computes with a config.json of either version, which
-/// takes default_theta where files leave θ out.
-/// Throws Error where its entries contradict each other, so that versions differ or an entry is
-/// without effect.
+/// Sets θ and the scaling to what transformers computes with a config.json of either version. Files
+/// without θ mean default_theta. Throws Error where entries contradict each other, so that versions
+/// differ or an entry is without effect.
 void read_rope(const Json& json, const std::filesystem::path& path, DecoderSettings& settings,
                double default_theta = 10000);
 

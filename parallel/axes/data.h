@@ -37,19 +37,27 @@ struct UnitPass {
     int first = 0, last = 0;
 };
 
-/// The bytes that each rank sends for gradients, weights and sums in a step between two others, as
-/// Communicator counts them. A sum over k ranks (GradientSum) of n elements of r bytes sends:
+/// The bytes that each rank sends for gradients, weights and numbers in a step between two others,
+/// as Communicator counts them:
 ///
-///   all-reduce       2·r·n·(k−1)/k      tensor-parallel copies; ZeRO-0; replicas; a tied embedding
-///   reduce-scatter     r·n·(k−1)/k      ZeRO-1, 2 and 3
+///   all-reduce       2·r·n·(k−1)/k   gradients of tensor-parallel copies, of replicas, of a tied
+///                                    embedding, and with ZeRO-0
+///   reduce-scatter     r·n·(k−1)/k   gradients with ZeRO-1, 2 and 3
+///   gather             w·n·(d−1)/d   weights, except with ZeRO-0
+///   numbers                          sums.fp64 go to every other rank; the others are all-reduced
+///   matrices                         elements go to the owner and back, at most once each
+///                                    (matrices.h)
 ///
-/// once in a step, or with ZeRO-2 and 3 in each of `micro_batches`, the most that a rank has (not
-/// replicas and tied embeddings). Gathering n weights of w bytes over d ranks sends
-/// w·n·(d−1)/d, except with ZeRO-0. With ZeRO-3 each of `passes`, the step's in order, gathers the
-/// buckets that take turns again, except at most two that are still there. Each rank sends
-/// sums.fp64 numbers to every other rank, and all ranks all-reduce the other numbers. Whole
-/// matrices (matrices.h) have their elements sent to the owner and back, at most once each; ranks
-/// send different numbers of these bytes. of_any_rank: the most that a rank of the stage sends.
+///   n      elements
+///   r, w   bytes of an element of gradients on their way, and of a weight
+///   k      ranks of a sum (GradientSum)
+///   d      ranks that the state is split over
+///
+/// A sum is sent once in a step. With ZeRO-2 and 3 it is sent in each of `micro_batches`, the most
+/// that a rank has, except sums over replicas and over the pipeline's ends. Weights are gathered
+/// once in a step. With ZeRO-3, the buckets that take turns are gathered in each of `passes`, the
+/// step's in order, except the at most two that are still there. Ranks send different numbers of
+/// bytes of matrices; of_any_rank: the most that a rank of the stage sends.
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
                       const std::vector<UnitPass>& passes, int64_t micro_batches,
                       const StepNumbers& sums, bool of_any_rank = false);

@@ -24,10 +24,11 @@ struct Secret {
 };
 Secret find_secret(const Variables& variables);
 
-/// The same from this process's environment, from which TRAIN_GPT_SECRET is then removed: programs
-/// that this one starts do not get it, and its text is overwritten where /proc/PID/environ shows
-/// it. Until then, and in the process that started this one, the same user's programs can read it
-/// there. Call it while no other thread uses the environment.
+/// Finds the secret in this process's environment, as find_secret() does, and removes
+/// TRAIN_GPT_SECRET from it. So programs that this process starts do not get the variable, and its
+/// text is overwritten where /proc/PID/environ shows it. Until then, and in the environment of the
+/// process that started this one, the same user's programs can read it. Call it while no other
+/// thread uses the environment.
 Secret take_secret();
 
 }  // namespace train_gpt

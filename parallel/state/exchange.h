@@ -32,8 +32,8 @@ class Exchange {
     void submit(Stream& stream, int slot, const std::function<void(Stream&)>& work);
     /// Makes later work of `stream` wait for what was last submitted under this slot.
     void hold(Stream& stream, int slot);
-    /// The same for a stream of another exchange. Its waiting time does not count, and the model's
-    /// stream must still wait for the slot.
+    /// Makes later work of another exchange's stream wait for what was last submitted under this
+    /// slot. The waiting time does not count, and the model's stream must still wait for the slot.
     void hold_other(Stream& stream, int slot);
     /// Whether submitted work runs concurrently with the stream's own work.
     bool beside() const { return stream_->device.is_cuda(); }

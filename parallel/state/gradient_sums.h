@@ -14,11 +14,11 @@
 
 namespace train_gpt {
 
-/// The ranks of a sum, in the order in which a bucket goes through such sums.
+/// The ranks of a sum. A bucket goes through its sums in this order.
 enum class SumOver : uint8_t {
     tensor,    // tensor-parallel ranks, for tensors that each holds whole
-    shards,    // the ranks that the state is split over, or with ZeRO-0 all data-parallel ranks
-    replicas,  // the groups of such ranks, which hold the same
+    shards,    // the ranks that the state is split over; with ZeRO-0 all of data × context
+    replicas,  // ranks in different replicas that hold the same shard
     ends,      // the first and the last pipeline rank, for a tied embedding that both hold
 };
 
@@ -28,7 +28,7 @@ struct GradientSum {
     int64_t ranks = 1;                         // of the group
     size_t first_bucket = 0, last_bucket = 0;  // where the elements lie
     Range elements;                            // in the flat buffers
-    int parameter = -1;                        // which has these elements, if only one does
+    int parameter = -1;                        // a tied embedding; −1: a range of a bucket
     DType dtype = DType::fp32;                 // on the way
     bool scattered = false;                    // each rank receives the sums of its shard alone
     bool every_micro_batch = false;            // or once in a step, after the last one
@@ -41,7 +41,7 @@ struct GradientSum {
     bool has(size_t bucket) const { return first_bucket <= bucket && bucket <= last_bucket; }
 };
 
-/// All sums of a step over more than one rank, by bucket; those over the pipeline's ends come last.
+/// All sums of a step over more than one rank, by bucket. Sums over the pipeline's ends come last.
 std::vector<GradientSum> gradient_sums(const BucketLayout& layout,
                                        const std::vector<Parameter>& parameters,
                                        const Sharding& sharding);

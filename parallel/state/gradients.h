@@ -29,16 +29,17 @@ class Gradients {
   public:
     /// `buffers` and `grids` must live longer than the object. grids: null unless sums are exact.
     explicit Gradients(const ParameterBuffers& buffers, Grids* grids = nullptr);
-    /// The ranks that add up gradients, and with which buffers are registered. All ranks call it;
-    /// `mesh` and `exchange` must live longer than the object. `tensor`: the ranks that add up
-    /// gradients of whole tensors before; null: this one alone.
+    /// Sets the ranks that add up gradients, and registers buffers with them. All ranks call it;
+    /// `mesh` and `exchange` must live longer than the object. `tensor`: the ranks that first add
+    /// up gradients of whole tensors; null: this rank alone.
     void connect(const Mesh& mesh, Exchange& exchange, TensorGroup* tensor);
 
     /// `micro_batches`: how many this rank computes in the step; `most`: how many any rank does.
     void begin_step(int micro_batches, int most);
-    /// Whether a micro-batch's gradients stand alone (Sharding), and whether they are reduced, and
-    /// weights acquired, together with the other ranks in each micro-batch of the step.
+    /// Whether a micro-batch's gradients stand alone (Sharding).
     bool stand_alone() const { return buffers_.sharding().gradients_stand_alone(); }
+    /// Whether the ranks reduce gradients, and acquire weights, together in each micro-batch of the
+    /// step.
     bool reduces_each() const { return buffers_.sharding().reduces_each(); }
     /// With exact sums: while `only` is true, gradients are not added, and the ranks do not reduce
     /// them. Their largest elements are found, from which the first grids follow.
@@ -53,7 +54,7 @@ class Gradients {
         return static_cast<size_t>(buffers_.parameters()[static_cast<size_t>(i)].padded_numel()) *
                sizeof(float);
     }
-    /// The same for a kernel that computes few rows (GradientSink::exact), once in a micro-batch.
+    /// A sink for a kernel that computes few rows (GradientSink::exact), once in a micro-batch.
     GradientSink sink_of_rows(Stream& stream, int i);
     /// What has been written of a unit is one contribution to its gradients, and what will be
     /// written is another one: exact sums round each by itself.
@@ -63,9 +64,10 @@ class Gradients {
     /// down, and nothing writes gradients of another sweep, or for another micro-batch, between the
     /// first of them and the last.
     void ready(Stream& stream, int unit);
-    /// The same, with zeros, for a micro-batch that only other ranks have.
+    /// Takes part with zeros, for a micro-batch that only other ranks have.
     void skip(Stream& stream, int unit);
-    /// Whether the ranks' collectives run beside a backward pass: the last micro-batch's, or any.
+    /// Whether the ranks' collectives run beside a backward pass. `last`: the pass of the last
+    /// micro-batch.
     bool exchanges_beside(bool last) const {
         return has_shards() && exchange_->beside() && (last || reduces_each());
     }
@@ -100,8 +102,8 @@ class Gradients {
     }
     int all_of(size_t b) const { return micro_batches_ * units_of(b); }
     bool has_shards() const { return groups_.contains(SumOver::shards); }
-    /// What is waited for each by itself: each bucket's sums over shards and replicas, and the sum
-    /// over the pipeline's ends.
+    /// A slot of the exchange for each bucket's sums over shards, for each bucket's sums over
+    /// replicas, and for the sum over the pipeline's ends.
     int slot(SumOver over, size_t bucket = 0) const {
         return groups_.at(over).first_slot + static_cast<int>(bucket);
     }
@@ -117,7 +119,7 @@ class Gradients {
         Communicator* ranks = nullptr;
         int first_slot = 0;  // of the exchange
     };
-    std::map<SumOver, Group> groups_;     // that have other ranks, without tensor-parallel ranks
+    std::map<SumOver, Group> groups_;     // the groups with other ranks, but for SumOver::tensor
     TensorGroup* tensor_ = nullptr;       // tensor-parallel ranks; null where this rank is alone
     std::shared_ptr<void> registration_;  // of the buffers, with the group of shards
     std::function<void(Stream&, size_t)> when_summed_ = [](Stream&, size_t) {};

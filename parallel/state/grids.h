@@ -58,7 +58,7 @@ class Grids {
     /// The gradient of a micro-batch is rounded, and becomes the sums or is added to them.
     /// `number`: of the contribution; later ones have greater numbers.
     ExactSegment rounded(int i, bool accumulate, int64_t number) const;
-    /// The largest elements are found, of which the first grids are made.
+    /// The gradient's largest elements are found. The first grids are made of them.
     LargestSegment largest_of(int i) const;
     /// Rows are rounded where they are computed, and count_largest() follows; or only looked at.
     ExactRows rows_of(int i) const;
@@ -101,7 +101,7 @@ class Grids {
 
     /// All exponents [layout().blocks()], after all work on the device.
     std::vector<int32_t> exponents() const;
-    /// Where they are on the device, one after the other.
+    /// The device's memory of all exponents, one after the other.
     std::span<const int32_t> exponents_on_device() const {
         return {exponents_, static_cast<size_t>(layout_.blocks())};
     }

@@ -15,9 +15,9 @@
 
 namespace train_gpt {
 
-/// A matrix, and who owns it: the matrices with the largest cost of an orthogonalization are dealt
-/// first, each to the rank that has least to do. The ranks are those that share the state of a
-/// pipeline stage, numbered by (shard, tensor).
+/// A matrix, and who owns it. The ranks that share a pipeline stage's state own its matrices, and
+/// are numbered by (shard, tensor). The matrices with the largest cost of an orthogonalization are
+/// dealt first, each to the rank that has least to do.
 struct OwnedMatrix {
     int parameter = 0;
     Range rows;  // of the parameter

@@ -80,7 +80,7 @@ struct Parameter {
     /// Name of the parameter of another stage that holds the same values; empty if there is none.
     /// The gradients of both are added up, and the norm counts the other one.
     std::string tied_to;
-    bool has_copy = false;             // it is that other one
+    bool has_copy = false;             // another stage's parameter is tied to this one
     std::vector<StoredTensor> stored;  // they cover the rows, in order
     /// What files of some programs hold instead of all of `stored`; empty: nothing else. They are
     /// not reordered.

@@ -18,8 +18,8 @@
 
 namespace train_gpt {
 
-/// What an optimizer keeps of elements besides the master weight, such as a moment. Buffers,
-/// files and plans have whatever slots there are.
+/// What an optimizer keeps of elements besides the master weight, such as a moment. Buffers, files
+/// and plans go through the list of slots.
 struct OptimizerSlot {
     std::string name;              // in optimizer files and ParameterState
     DType dtype = DType::fp32;     // fp32 or bf16; uint8 if it has codes
@@ -41,9 +41,9 @@ struct OptimizerSlot {
 ///
 /// Masters and slots may be in host memory (Sharding::state_on_host).
 ///
-/// With ZeRO-3, whole weights are in buffers that the ranks gather them into. Unit 0's, and a
-/// head's that is larger than a block, have places of their own; the other buckets take turns in
-/// two buffers, so that one is gathered while the one before it is used.
+/// With ZeRO-3, whole weights are in buffers that the ranks gather them into. The weights of unit
+/// 0, and of a head that is larger than a block, have places of their own. The other buckets take
+/// turns in two buffers, so that one is gathered while the one before it is used.
 class ParameterBuffers {
   public:
     enum class Use { inference, training };
@@ -73,11 +73,12 @@ class ParameterBuffers {
     size_t first_bucket(int unit) const { return bucket_of_unit_[static_cast<size_t>(unit)]; }
     /// The elements of a bucket that this rank updates.
     Range owned(const Bucket& bucket) const { return owned_by(bucket, sharding_.rank); }
-    /// The same of another rank among those that the state is split over.
+    /// The elements of a bucket that rank `rank` updates, of the ranks that the state is split
+    /// over.
     Range owned_by(const Bucket& bucket, int rank) const {
         return sharding_.is_split() ? layout_.shard_of(bucket, rank) : bucket.range;
     }
-    /// The ranges of parameter i, in memory, that such a rank updates.
+    /// The ranges of parameter i, in memory, that rank `rank` updates, numbered as in owned_by().
     std::vector<Range> owned_of(int i, int rank) const;
 
     /// Weight of parameter i in the compute dtype, padded shape. A model takes it from a lease
@@ -85,7 +86,8 @@ class ParameterBuffers {
     Tensor weight(int i) const;
     /// Whether this rank's buffers always have all weights, not only while they are gathered.
     bool holds_all_weights() const { return sharding_.zero < 3; }
-    /// The same for the whole model, not a stage or a tensor-parallel rank's part.
+    /// Whether this rank's buffers always have all weights of the whole model, not of a stage or a
+    /// tensor-parallel rank's part.
     bool holds_whole_model() const {
         return holds_all_weights() && sharding_.tensors == 1 && sharding_.pipelines == 1;
     }
@@ -160,7 +162,8 @@ class ParameterBuffers {
         return static_cast<char*>(weights) + element * static_cast<int64_t>(size_of(dtype_));
     }
     bool has_large_head() const;
-    /// The two turns that buckets take from the last one down, but not unit 0's.
+    /// The turn, 0 or 1, that a bucket takes, counted from the last bucket down. Buckets of unit 0
+    /// take none.
     size_t turn_of(size_t bucket) const { return (layout_.buckets().size() - 1 - bucket) % turns; }
     bool is_embedding(size_t bucket) const { return layout_.buckets()[bucket].last_unit == 0; }
 

@@ -43,7 +43,7 @@ class ParameterState {
     /// weights, also of elements that are not this rank's, if it holds all weights.
     void read(std::string_view state, int i, int64_t first, std::span<float> values) const;
     void write(std::string_view state, int i, int64_t first, std::span<const float> values);
-    /// The same for elements counted in this rank's memory.
+    /// Like read() and write(), for elements counted in this rank's memory.
     void read_held(std::string_view state, int i, int64_t first, std::span<float> values) const;
     void write_held(std::string_view state, int i, int64_t first, std::span<const float> values);
     static constexpr std::string_view master = "master", gradient = "gradient";
@@ -77,7 +77,7 @@ class ParameterState {
     Place place_of(const ParameterBuffers::Piece& piece, std::string_view state) const;
     void write_values(const Place& to, std::span<const float> values);
     void read_values(const Place& from, std::span<float> values) const;
-    /// The same for codes: values from element `first` on of a piece of n elements.
+    /// Writes and reads codes: values from element `first` on of a piece of n elements.
     void write_codes(const Place& to, int64_t n, int64_t first, std::span<const float> values);
     void read_codes(const Place& from, int64_t n, int64_t first, std::span<float> values) const;
 

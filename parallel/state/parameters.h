@@ -16,9 +16,9 @@
 
 namespace train_gpt {
 
-/// The buffers, and what is done with them: a model leases `weights` and writes `gradients`;
-/// `state` is what comes from files and goes there; `matrices` are whole for an optimizer. All
-/// share one Exchange with the other ranks.
+/// The buffers, and the members that work on them. A model leases `weights` and writes `gradients`.
+/// Files and initial values come through `state`. An optimizer of whole matrices gets `matrices`.
+/// Weights, gradients and matrices share one Exchange with the other ranks.
 class ParameterStore : public ParameterBuffers {
   public:
     /// model: if sums are exact, all parameters of the model, by Parameter::id; empty: `parameters`
@@ -32,7 +32,7 @@ class ParameterStore : public ParameterBuffers {
 
     /// The ranks with which buffers are exchanged, and registered. What the model's stream waits
     /// for counts as communication in `clock`. All ranks call it; `mesh` must live longer than the
-    /// object. `tensor`: the ranks that add up gradients of whole tensors; null: this one alone.
+    /// object. `tensor`: the ranks that add up gradients of whole tensors; null: this rank alone.
     void connect(const Mesh& mesh, StepClock* clock = nullptr, TensorGroup* tensor = nullptr);
     /// out [world·n] = in[n] of all ranks of the run, by rank, for later work of the stream. Not in
     /// a world of one.

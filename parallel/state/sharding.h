@@ -22,10 +22,11 @@ struct MatrixUpdates {
 };
 
 struct Sharding {
-    /// Among the ranks that the state is split over (shard × context; with ZeRO-0, which splits
-    /// nothing, all that gradients are summed over).
+    /// This rank's place among the ranks that the state is split over (shard × context). ZeRO-0
+    /// splits nothing: then among the ranks that gradients are summed over.
     int rank = 0, size = 1;
-    /// Groups of such ranks, which hold the same: the gradients of all are added up.
+    /// Each replica, a group of such ranks, holds the same state. The gradients of all replicas are
+    /// added up.
     int replica = 0, replicas = 1;
     int tensor = 0, tensors = 1;  // tensor-parallel rank
     /// The pipeline rank, and whether the first and the last one hold the same embedding.

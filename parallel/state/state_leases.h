@@ -32,9 +32,9 @@ class StateLeases {
     /// Begins to fetch what the first two leases of an update need, beside the step's other work.
     /// Until that update nothing else may write state.
     void begin_step();
-    /// Between these, later work of the stream finds the part of the bucket's state at the
-    /// addresses of leased(), and may change it. An update leases all buckets of `momentum`, if
-    /// there are matrices, then all of `elements`, each in order.
+    /// Between acquire() and release(), later work of the stream finds the part of the bucket's
+    /// state at the addresses of leased(), and may change it. An update leases all buckets of
+    /// `momentum`, if there are matrices, then all of `elements`, each in order.
     void acquire(Stream& stream, Part part, size_t bucket);
     void release(Stream& stream, Part part, size_t bucket);
     /// Makes later work of the stream wait until all that was released is in host memory.

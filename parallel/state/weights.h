@@ -32,15 +32,14 @@ class UnitLease {
     UnitLease& operator=(const UnitLease&) = delete;
 
     explicit operator bool() const { return buffers_ != nullptr; }
-    /// Weight of parameter i, which is of this unit, in the compute dtype and padded shape. −1:
-    /// none.
+    /// The weight of parameter i of this unit, in the compute dtype and padded shape. −1: none.
     Tensor weight(int i) const {
         if (i < 0) return {};
         assert(buffers_ && buffers_->parameters()[static_cast<size_t>(i)].unit == unit_);
         return buffers_->weight(i);
     }
-    /// The same as products read it: if the lease is of a training pass, in fp8 where that is
-    /// wanted.
+    /// Weight of parameter i as products read it: in fp8 if the lease is for a training pass and
+    /// the product is in fp8.
     Operand operand(int i) const {
         return rounded_ ? rounded_->operand(i, weight(i)) : Operand(weight(i));
     }
@@ -70,7 +69,7 @@ class Weights {
     void use_fp8(std::vector<const ProductScales*> scales, Arena& arena) {
         rounded_ = RoundedWeights(buffers_, std::move(scales), arena);
     }
-    /// Another step begins, with other weights.
+    /// Says that another step begins, with other weights.
     void begin_step() { rounded_.forget_all(); }
 
     /// What a lease is for: training passes may compute products in fp8.
@@ -104,7 +103,7 @@ class Weights {
     RoundedWeights rounded_;
     Exchange* exchange_ = nullptr;
     int first_slot_ = 0;             // of the buckets' gathers
-    Communicator* group_ = nullptr;  // the ranks that the state is split over; null: this one alone
+    Communicator* group_ = nullptr;  // the ranks that share the state; null: this rank alone
     std::vector<int> leases_;        // of each unit, how many live
     bool when_needed_ = false;       // gathers are submitted, at the earliest
     std::vector<bool> gathered_;     // of each bucket: its weights are, or will be, in its buffer
