@@ -41,9 +41,9 @@ struct Decisions {
 Config with_kept_sums(Config config, const Choices& kept);
 
 /// Makes these decisions. All ranks call it. Throws Error where a rank's GPU cannot do what
-/// precision.fp8 asks for. It does the mesh's first collectives
-/// (parallel/first_collectives.h) before it looks how much memory is available. choices_of: a run
-/// or a checkpoint whose choices are taken instead of the run's own; empty: none.
+/// precision.fp8 asks for. Does the mesh's first collectives (parallel/first_collectives.h) before
+/// it looks how much memory is available. choices_of: a run or a checkpoint whose choices are taken
+/// instead of the run's own; empty: none.
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
                  const Mesh& mesh, const std::string& choices_of = "");
 

@@ -32,9 +32,8 @@ class EvaluationStopped : public std::exception {};
 class EvaluationBatch {
   public:
     EvaluationBatch() = default;
-    /// Context-parallel ranks each fill in whole sequences, and run the model on their part of
-    /// them.
-    /// `vocabulary`: the size of the logits if likeliest_token() is called.
+    /// Context-parallel ranks each fill in whole sequences, and run the model on their part of the
+    /// sequences. `vocabulary`: the size of the logits if likeliest_token() is called.
     EvaluationBatch(Arena& arena, const BatchShape& shape, int64_t vocabulary = 0);
 
     std::span<int32_t> tokens, targets, doc_start;  // host memory; doc_start empty without a mask

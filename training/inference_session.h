@@ -34,7 +34,7 @@ class InferenceSession {
     Stream& stream() { return stream_; }
     Generator& generator() { return *generator_; }           // not For::evaluation
     Stage& model() { return *model_; }                       // For::evaluation[_and_tasks]
-    const EvaluationBatch& batch() const { return batch_; }  // the same
+    const EvaluationBatch& batch() const { return batch_; }  // For::evaluation[_and_tasks]
     /// The memory that the session takes.
     size_t bytes() const { return arena_->total_bytes(); }
     /// The dtype in which the session computes, and the dtype of the files if that is another one:

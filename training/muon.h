@@ -17,11 +17,10 @@ struct MuonOptions {
 
 class Muon {
   public:
-    /// parameters.matrices is set.
-    /// `leases` must live longer than the object.
+    /// parameters.matrices must be set. `leases` must live longer than the object.
     Muon(ParameterStore& parameters, StateLeases& leases, Arena& arena, const MuonOptions& options);
 
-    /// The scratch memory of its matrix products.
+    /// The scratch memory of the iteration's matrix products.
     size_t scratch_bytes(const Stream& stream) const;
     /// Runs the products of a step once, on random numbers.
     void warm_up(Stream& stream);

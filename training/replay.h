@@ -13,7 +13,7 @@
 namespace train_gpt {
 
 struct ReplayOptions {
-    std::string run;                     // its folder
+    std::string run;                     // the run's folder
     int64_t to = 0;                      // the last step
     std::string into = {};               // empty: RUN/replay-STEP
     std::vector<std::string> overrides;  // of the configuration

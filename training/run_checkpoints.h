@@ -1,5 +1,4 @@
-// The checkpoints of a run: all ranks write them, and the first one deletes those that are not
-// kept.
+// The checkpoints of a run. All ranks write them, and the first one deletes old checkpoints.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -24,8 +23,7 @@ class RunCheckpoints {
     /// The last step that is saved; a new run's step 0 counts as saved.
     int64_t saved_step() const { return saved_step_; }
 
-    /// Takes the loss of a step, which judges the checkpoints before it. Deletes those that are not
-    /// kept.
+    /// Takes the loss of a step, which judges the checkpoints before it. Deletes old checkpoints.
     void add_loss(int64_t step, double loss);
     /// Says that no step follows: the last loss judges the checkpoints that wait.
     void end_losses();
@@ -50,7 +48,8 @@ class RunCheckpoints {
     void forget_from(int64_t step) { background_.forget_from(step); }
     /// Waits for a save in the background. The outcomes of all steps have been taken.
     void finish_background();
-    /// The same before the checkpoint of `step`, which is due. Says once if that takes long.
+    /// Before the checkpoint of `step`, which is due: waits for a save in the background. Says once
+    /// if that takes long.
     void make_way(int64_t step);
 
     /// Sets aside the checkpoints that may have been trained on damaged data, so that the newest

@@ -28,7 +28,7 @@ std::optional<int64_t> scheduled_tokens(const Config& config, int64_t epoch_toke
 /// differ if the batch has changed when the run resumed. Throws Error as scheduled_tokens() does,
 /// and if the warm-up is longer than the run.
 int64_t total_steps(const Config& config, int64_t epoch_tokens, const TokenCount& tokens);
-/// The same for a run that has not begun.
+/// The number of steps of a run that has not begun.
 int64_t total_steps(const Config& config, int64_t epoch_tokens);
 
 /// The learning rate of a step, counted from 0. With L = optimizer.learning_rate, W =

@@ -123,7 +123,8 @@ struct CommandLine {
 /// rule between keys is checked, and schedule.decay_from is as it was given.
 Config given_config(const CommandLine& line);
 
-/// The same for a run on `world` ranks: what with_decay_from() makes of it, checked.
+/// The configuration for a run on `world` ranks: what with_decay_from() makes of given_config(),
+/// checked.
 Config load_config(const CommandLine& line, int world, DecaysOf decays = DecaysOf::run);
 
 }  // namespace train_gpt

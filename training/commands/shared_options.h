@@ -26,7 +26,7 @@ void add_device(CLI::App* app, CommandLine& line);
 /// --out: a new folder.
 CLI::Option* add_out(CLI::App* app, std::string& out);
 void add_checkpoint_argument(CLI::App* app, std::string& checkpoint);
-/// The same with --device and --dtype.
+/// The checkpoint's argument, --device and --dtype.
 void add_checkpoint(CLI::App* app, CommandLine& line);
 /// --prompt, with its description, and --prompt-file, of `sample` and `look`.
 void add_prompt(CLI::App* app, CommandLine& line, const std::string& description);

@@ -19,10 +19,10 @@
 
 namespace train_gpt {
 
-/// The address of a key's value in a Config. The pointer's type is the key's type.
 using TrainSources = std::vector<Config::Data::Source>;
 using WholeNumbers = std::vector<int>;
 using Texts = std::vector<std::string>;
+/// The address of a key's value in a Config. The pointer's type is the key's type.
 using KeyField =
     std::variant<int*, std::optional<int>*, int64_t*, uint64_t*, double*, bool*, std::string*,
                  TrainSources*, WholeNumbers*, Texts*, OneOf<PipelineKind>*, OneOf<Decay>*,
@@ -64,8 +64,7 @@ struct ConfigKey {
     std::string_view meaning;  // for people
 };
 
-// ---- Rules
-// ---------------------------------------------------------------------------------------
+// ---- Rules ----------------------------------------------------------------------------------------
 
 constexpr KeyRule between(double low, double high) { return {.low = low, .high = high}; }
 constexpr KeyRule at_least(double low) { return {.low = low}; }

@@ -33,13 +33,13 @@ std::optional<Tokenizer> tokenizer_there(const Config& config);
 /// Vocabulary size of a run: model.vocab_size. If it is 0, the size of the tokenizer's vocabulary.
 /// Throws Error if neither is given, or if the tokenizer has more tokens.
 int64_t vocab_size_of(const Config& config);
-/// The same with the tokenizer of the configuration, which may be null.
+/// Vocabulary size of a run with this tokenizer; null: there is none.
 int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer);
 
 /// `wanted`, or where there is none ("auto") the device's own choice: bf16 where the device
 /// multiplies bf16 natively, else fp32.
 DType resolve_dtype(std::optional<DType> wanted, const Device& device);
-/// The same for a value of precision.dtype; throws Error for an unknown one.
+/// The dtype for a word of precision.dtype. Throws Error for an unknown word.
 DType resolve_dtype(const std::string& word, const Device& device);
 
 /// How gradients are added: parallel.sums. If it is "auto": exact where the configuration allows
@@ -89,7 +89,7 @@ struct RunShape {
     RunShape with_recompute(Recompute level) const;
     RunShape with_zero(int stage) const;
     RunShape with_offload(const Offload& offload) const;
-    /// The same for counting memory and traffic, which is done many times: with `whole`, whose
+    /// The shape for counting memory and traffic, which is done many times. It has `whole`, whose
     /// parameters do not know what files call them.
     RunShape for_counting() const;
     /// Nothing where memory.offload is "auto".
@@ -108,7 +108,8 @@ std::shared_ptr<const Registry> whole_registry(const RunShape& shape);
 /// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor
 /// that works, where tensor-parallel ranks cannot share the model.
 RankRegistry registry_of_rank(const RunShape& shape, int rank);
-/// The same from the whole model's registry, whose parameters need no stored tensors.
+/// The parameters in a rank's memory, from the whole model's registry, whose parameters need no
+/// stored tensors.
 RankRegistry registry_of_rank(const RunShape& shape, const Registry& whole, int rank);
 
 /// The products of all blocks, and which of them are in fp8; none without precision.fp8.

@@ -13,7 +13,8 @@ namespace train_gpt {
 /// and rule; an unknown key is named with the nearest valid one.
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
 
-/// The same from a JSON text; `name` stands for the file in errors.
+/// Reads a configuration from a JSON text, as load_config() does; `name` stands for the file in
+/// errors.
 Config parse_config(const std::string& json, const std::string& name,
                     const std::vector<std::string>& overrides = {});
 

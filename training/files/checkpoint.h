@@ -79,7 +79,7 @@ class CheckpointFiles {
     /// Makes the folder in which all ranks write, unless it exists.
     void make_place() const;
     void remove_place() const;
-    /// The same after an error, without another one.
+    /// Like remove_place(), after an error: does not throw.
     void give_up() const;
     /// Each rank writes its shard of the optimizer's state; the first rank also all other files but
     /// the weights.
@@ -124,8 +124,8 @@ std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path&
 /// newest checkpoint is returned. Throws Error if there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
-/// The same. Verifies the checkpoint's files with its manifest (Verify::model), and throws Error if
-/// one of them differs.
+/// Finds a checkpoint as find_checkpoint() does, and verifies its files with its manifest
+/// (Verify::model). Throws Error if one of them differs.
 std::filesystem::path find_whole_checkpoint(const std::filesystem::path& path,
                                             const Pulse& pulse = {});
 

@@ -51,7 +51,7 @@ struct HistoryChain {
 
 /// Reads the text of a history.
 HistoryChain read_chain(std::string_view text);
-/// The same from a run's folder. A folder without the file has an empty history.
+/// Reads the history of a run's folder. A folder without the file has an empty history.
 HistoryChain read_history(const std::filesystem::path& run_dir);
 /// "line 7 of RUN/history.jsonl was changed …"
 std::string describe_break(const std::filesystem::path& run_dir, const HistoryBreak& broken);

@@ -27,8 +27,8 @@ CheckpointRecords checkpoint_records(const HistoryChain& history);
 /// another run's, whose history is elsewhere.
 std::string foreign_checkpoint(const Json& start, const HistoryChain& before);
 
-/// The first start of the run that resumed from another checkpoint than the history records for its
-/// step, or from a foreign one. Nothing if there is none.
+/// The first start of the run whose checkpoint is not the one that the history records for its
+/// step, or is foreign (foreign_checkpoint()). Nothing if there is none.
 std::optional<HistoryBreak> broken_start(const HistoryChain& history);
 
 /// What is wrong with a checkpoint's manifest.json, by the history: a sentence. Empty if nothing

@@ -26,14 +26,13 @@ struct ExportOptions {
     uint64_t max_file_bytes = 5'000'000'000;
 };
 
-/// Makes a model folder (model_folder.h) from any source without changing its numbers. It may make
-/// a mixture of experts of a dense model (upcycle.h). Returns a
-/// sentence that says what was done. Throws Error, and leaves nothing, if the source cannot be used
-/// or the folder cannot be written.
+/// Makes a model folder (model_folder.h) from any source without changing its numbers, or a mixture
+/// of experts from a dense model (upcycle.h). Returns a sentence that says what was done. Throws
+/// Error, and leaves nothing, if the source cannot be used or the folder cannot be written.
 std::string import_model(const ImportOptions& options);
 
-/// The same from a checkpoint, in the given dtype and format. If a bf16 checkpoint still has the
-/// fp32 masters, weights in fp32 and fp16 are made from the masters.
+/// Makes a model folder or a file of llm.c from a checkpoint, in the given dtype and format. If a
+/// bf16 checkpoint still has the fp32 masters, weights in fp32 and fp16 are made from the masters.
 std::string export_model(const ExportOptions& options);
 
 }  // namespace train_gpt

@@ -1,9 +1,9 @@
 // llm.c's model files: 256 int32 (magic 20240326, version, maxT, V, L, NH, C, Vp, zeros), then 16
 // tensors in the host's byte order, each stacked over the layers: wte [Vp, C], wpe, ln1w, ln1b,
 // qkvw, qkvb, attprojw, attprojb, ln2w, ln2b, fcw, fcb, fcprojw, fcprojb, lnfw, lnfb. Linear
-// weights are [out, in]; wte has Vp >= V rows. Version 3 is fp32, version 5 bf16. The last 8 of the
-// 256 int32, which llm.c leaves 0, are the 32 bytes of the line's hash that the checkpoint's
-// manifest names in the history of its run (history_chain.h), or 0.
+// weights are [out, in]; wte has Vp >= V rows. Version 3 is fp32, version 5 bf16. The last 8 int32
+// of the header, 0 in llm.c's files, hold the 32 bytes of a hash: the line of the run's history
+// (history_chain.h) that the checkpoint's manifest names. 0: there is none.
 #pragma once
 #include <filesystem>
 #include <string>

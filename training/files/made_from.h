@@ -28,7 +28,7 @@ namespace train_gpt {
 /// checkpoint's own files are used.
 Json made_from(const std::filesystem::path& checkpoint, const HistoryChain& history);
 
-/// The same for people: lines that end with newlines.
+/// The JSON of made_from() for people: lines that end with newlines.
 std::string describe_made_from(const Json& made);
 
 /// "steps 1 to 8": what a start has trained.

@@ -13,8 +13,8 @@ namespace train_gpt {
 std::string write_routers(const std::filesystem::path& checkpoint, int n_expert,
                           const std::vector<int32_t>& chosen);
 
-/// The same from there; zeros if the checkpoint has none. Throws Error if there are not `n` of
-/// them.
+/// Reads these counts from a checkpoint's folder; zeros if the checkpoint has none. Throws Error if
+/// there are not `n` counts.
 std::vector<int32_t> read_routers(const std::filesystem::path& checkpoint, size_t n);
 
 }  // namespace train_gpt

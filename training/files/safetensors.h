@@ -48,7 +48,7 @@ class SafetensorsFile {
 
     /// Returns null if no tensor has this name.
     const TensorInfo* find(const std::string& name) const;
-    /// The same, but throws Error if no tensor has this name, or if the tensor has another shape.
+    /// The tensor with this name. Throws Error if there is none, or if it has another shape.
     const TensorInfo& at(const std::string& name) const;
     const TensorInfo& at(const std::string& name, std::span<const int64_t> shape) const;
 

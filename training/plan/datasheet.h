@@ -19,7 +19,8 @@ struct Gpu {
     double memory_gb_per_s;
     bool has_pcie5 = false;  // else PCIe 4.0
 
-    /// Like `teraflops`, of fp8; 0: it has none. GPUs with fp8 multiply it twice as fast as bf16.
+    /// Like `teraflops`, for fp8. GPUs with fp8 multiply it twice as fast as bf16. 0: the GPU has
+    /// no fp8.
     double fp8_teraflops() const { return architecture >= 89 ? 2 * teraflops : 0; }
 };
 
@@ -38,7 +39,8 @@ const Gpu* gpu_called(std::string_view name, int multiprocessors);
 /// there is none.
 double datasheet_flops(std::string_view name, int multiprocessors);
 
-/// The same for a device. Returns 0 for CPUs, and for other dtypes than bf16.
+/// FLOP/s of a device's tensor cores, from the datasheet. Returns 0 for CPUs, and for other dtypes
+/// than bf16.
 double datasheet_flops(const Device& device, DType dtype);
 
 }  // namespace train_gpt

@@ -77,7 +77,7 @@ Efficiencies efficiencies_of(Software software, const Cluster& cluster, bool fp8
 /// fitted to programs whose kernels do, has no part in it: a prediction may have a smaller width
 /// faster in fp8. Current scaling reads matrices once more. 0: none up to 65,536, or no fp8.
 int fp8_pays_from(const Cluster& cluster);
-/// The same by a GPU's datasheet.
+/// The least width by a GPU's datasheet.
 int fp8_pays_from(const Gpu& gpu);
 
 }  // namespace train_gpt

@@ -28,10 +28,10 @@ uint64_t memory_of_a_gpu(uint64_t free, const MeshLayout& mesh);
 /// Whether the speed of the link decides: parallel.zero is "auto", and several ranks share the
 /// state.
 bool weighs_link(const RunShape& shape);
-/// Whether the speed to the host decides: memory.offload is "auto", the device is a GPU, and
-/// without offloading the run does not fit or computes something again.
+/// Whether the speed of copies to the host decides: memory.offload is "auto", the device is a GPU,
+/// and without offloading the run does not fit or computes something again.
 bool weighs_host(const DeviceAndHost& available, const RunShape& shape, const Device& device);
-/// `speeds` with those that decide, measured here: of products, and to the host.
+/// Fills in the speeds that decide by measuring: of products, and of copies to the host.
 Speeds measured_here(Speeds speeds, const DeviceAndHost& available, const RunShape& shape,
                      const Device& device);
 /// Bytes per second that a rank sends along the data axis, where nothing is measured: 300 GB/s for
@@ -62,13 +62,13 @@ struct Fit {
 /// that fit, where the optimizer and activations count as 5 % each. Without speeds it takes the
 /// first one that fits.
 ///
-/// If nothing fits: the choice that needs the least memory, of those that the host has memory for.
-/// Throws Error where a step cannot feed all ranks; the message says what can.
+/// If nothing fits: the choice that needs the least memory among the choices that fit into the
+/// host's memory. Throws Error where a step cannot feed all ranks; the message says what can.
 Fit fit_into(const DeviceAndHost& available, const RunShape& shape, const Device& device,
              const Speeds& speeds = {});
 
-/// Which of the kept choices a run takes again: all, if they still divide a step, feed all ranks
-/// and fit; all but the offload, if another one must be found; otherwise none.
+/// Which kept choices a run takes again. All, if they still divide a step, feed all ranks and fit.
+/// All but the offload, if only another offload fits. Otherwise none.
 Choices usable_choices(const Choices& kept, const DeviceAndHost& available, const RunShape& shape,
                        const Device& device);
 /// The shape with these choices where the configuration leaves them open. What is not chosen stays

@@ -25,7 +25,7 @@ struct PlanTarget {
 
 /// A GPU that is not here, from the table of datasheets. With `memory` bytes instead of the
 /// table's, unless 0. Without a name, nothing but the memory is known, and kernels are planned for
-/// sm_80. Throws Error if no such GPU is known (the message names those that are), or if this build
+/// sm_80. Throws Error if no such GPU is known (the message names the known GPUs), or if this build
 /// has no CUDA kernels.
 PlanTarget gpu_elsewhere(const std::string& name, uint64_t memory);
 

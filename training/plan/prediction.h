@@ -24,18 +24,19 @@ PlanTarget target_of(const Cluster& cluster);
 bool is_fp8(const Config& config);
 
 /// The run's shape on so many ranks of the cluster, with nothing chosen. dtype "auto" is bf16 where
-/// the cluster has faster products of it. Throws Error where the ranks do not fill whole nodes, or
-/// tensor-parallel ranks would be on several.
+/// the cluster has faster products of bf16. Throws Error where the ranks do not fill whole nodes,
+/// or tensor-parallel ranks would be on several nodes.
 RunShape shape_on(const Config& config, const Cluster& cluster, int world);
 
-/// The same with what it leaves open chosen, as a run would choose it on the cluster (fit_into()).
+/// The shape with everything that it leaves open chosen, as a run would choose it on the cluster
+/// (fit_into()).
 RunShape choose_for(const RunShape& shape, const Cluster& cluster);
 
 struct Prediction {
     double step_seconds = 0;
     double tokens_per_second = 0;  // of a rank
     double mfu = 0;                // of the dense peak in the run's dtype, with fp8 too
-    DType dtype = DType::bf16;     // whose peak that is
+    DType dtype = DType::bf16;     // the dtype of that peak
     double bubble = 0;             // share
     double low = 0, high = 0;      // of step_seconds: nine of ten published rows lie within
     // Seconds of a step: the update, with the rounding of weights to fp8; of it, Muon's iterations; state and activations that are
@@ -45,12 +46,12 @@ struct Prediction {
     std::map<std::string, double> exposed;
     /// Shares of a step of the rank that computes the most.
     std::map<std::string, double> shares;
-    std::string bound;                            // the largest of them
+    std::string bound;                            // the largest of these shares
     std::optional<double> gpu_hours, days, cost;  // of the run, if its length is known
     std::map<std::string, uint64_t> memory;       // bytes by purpose, on the rank with the most
     uint64_t memory_available = 0;
     int fp8_pays_from = 0;  // fp8_pays_from(); 0 also for runs without fp8
-    bool fp8_pays = false;  // the model is so wide
+    bool fp8_pays = false;  // the model is at least so wide
     std::vector<std::string> notes;
 };
 

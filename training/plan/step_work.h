@@ -55,8 +55,8 @@ struct StepWork {
 
 struct WorkOptions {
     Software software = Software::own;
-    /// Products take fp8 operands: those that fp8_products() names, or all of blocks where the
-    /// configuration has no fp8, as in other programs.
+    /// Products take fp8 operands: the products that fp8_products() names, or all products of
+    /// blocks where the configuration has no fp8, as in other programs.
     bool fp8 = false;
     double again = 0;  // share of the forward products that is computed again, beside
                        // memory.recompute

@@ -2,7 +2,7 @@
 // starts it through ssh or srun, and talks to it through its standard input and output. Ranks and
 // the job's secret are not on command lines, which other users of a host can read.
 //
-// It reads one line of JSON, an AgentOrder, and then commands, a line each:
+// The agent reads one line of JSON, an AgentOrder, and then commands, a line each:
 //
 //   stop    asks its first rank to end after a checkpoint (SIGUSR1)
 //   kill    ends its ranks at once

@@ -25,7 +25,7 @@ struct JobHost {
 /// Error, which names `file` and the line, for a line that is something else, for a host that is
 /// there twice, and if there is no host.
 std::vector<JobHost> parse_hosts(const std::string& text, const std::string& file);
-/// The same from a file. Throws Error if it cannot be read.
+/// The hosts in a file, as parse_hosts() reads them. Throws Error if the file cannot be read.
 std::vector<JobHost> read_hosts(const std::filesystem::path& file);
 
 /// The hosts of the Slurm allocation that this process runs in (SLURM_JOB_ID, SLURM_JOB_NODELIST),

@@ -34,7 +34,7 @@ class Reach {
 
 /// What one host is to do. Ranks of several hosts form one world if their orders say so.
 struct HostOrder {
-    std::string host;  // its name
+    std::string host;  // the host's name
     AgentOrder order;
 };
 
@@ -59,8 +59,8 @@ struct RankLimits {
     // After the first rank has failed, the others have so long to end by themselves; their
     // watchdogs know of it.
     double grace_seconds = 10;
-    // The same after a connection to a host was lost. The ranks may still save a checkpoint, since
-    // an agent whose input has ended stops them.
+    // After a connection to a host was lost, all ranks have so long to end. They may still save a
+    // checkpoint, since an agent whose input has ended stops them.
     double loss_seconds = 10;
 };
 

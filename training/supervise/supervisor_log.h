@@ -41,8 +41,8 @@ class SupervisorLog {
     void line(const std::string& text);
     /// A line about what the supervisor does, which is also printed on stderr.
     void say(const std::string& text);
-    /// The same, with an event. All events pass here. While a rank that is not gone yet holds the
-    /// run's folder, the history gets the event together with the next one.
+    /// Like say(), and records an event. All events pass here. While a rank that is not gone yet
+    /// holds the run's folder, the history gets the event together with the next one.
     void record(const char* event, const std::string& text, const Json& fields = Json::object());
 
   private:

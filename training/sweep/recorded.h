@@ -15,10 +15,10 @@ const char* field_of(Measure measure);
 const char* name_of(Measure measure);
 
 struct RunRecord {
-    bool complete = false;  // its last start ended as complete
-    int64_t step = 0;       // of its newest checkpoint; 0: it has none
-    double loss =
-        std::nan("");  // of a complete run: its last evaluation, or training_loss_before()
+    bool complete = false;  // the run's last start ended as complete
+    int64_t step = 0;       // of the newest checkpoint; 0: there is none
+    /// Of a complete run: the last evaluation, or training_loss_before().
+    double loss = std::nan("");
 };
 /// Reads a run's folder. Where there is none, nothing has been done. `first`: the step after which
 /// the run begins (first_step_of()).

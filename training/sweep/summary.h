@@ -65,7 +65,7 @@ SweepSummary summarize(Measure measure, std::vector<VariedKey> keys,
 
 /// The table that `sweep` prints.
 std::string summary_text(const SweepSummary& summary);
-/// The same as JSON; docs/recipes.md describes it.
+/// The summary as JSON; docs/recipes.md describes it.
 Json summary_json(const SweepSummary& summary);
 /// "the best lies at the edge: it is the largest value tried; try larger ones, too"
 std::string describe_edge(const SweepSummary& summary, size_t key);

@@ -63,9 +63,9 @@ class Progress {
     /// lines are not rewritten, this text gets a line of its own, if line_seconds have passed since
     /// the last one.
     void show(const std::string& done, double seconds_left);
-    /// The same within a step that takes long: shows which micro-batch comes next. `done` of `all`
-    /// micro-batches took `seconds`. `expected`: the seconds of the whole step, as estimated before
-    /// the step.
+    /// Within a step that takes long, shows which micro-batch comes next, as show() does. `done` of
+    /// `all` micro-batches took `seconds`. `expected`: the seconds of the whole step, as estimated
+    /// before the step.
     void show_step(int64_t step, int done, int all, double seconds, double expected);
     /// Prints a separate line after the progress line.
     void say(const std::string& line);
@@ -91,7 +91,7 @@ class Progress {
 constexpr double slow_step_seconds = 10;
 
 /// Says how long a step of `flops` takes at least, and how long all `steps` remaining steps take.
-/// It is printed before the first step.
+/// The text is printed before the first step.
 std::string describe_slow_steps(double flops, double seconds, int64_t steps);
 
 /// "1:02:03" or "2:03"
