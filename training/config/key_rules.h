@@ -64,7 +64,7 @@ struct ConfigKey {
     std::string_view meaning;  // for people
 };
 
-// ---- Rules ----------------------------------------------------------------------------------------
+// ---- Rules --------------------------------------------------------------------------------------
 
 constexpr KeyRule between(double low, double high) { return {.low = low, .high = high}; }
 constexpr KeyRule at_least(double low) { return {.low = low}; }
