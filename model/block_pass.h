@@ -65,7 +65,7 @@ struct Block {
     Fp8Output rounded_norm1() const;
     Fp8Output rounded_norm2() const;
     Fp8Output rounded_hidden() const;
-    /// The block's norms. In a pass that computes only gradients of weights, they have no weights.
+    /// The norms; without their weights in a pass that computes only weights' gradients.
     StreamNorm norm1() const;
     StreamNorm norm2() const;
 

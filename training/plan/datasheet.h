@@ -19,8 +19,7 @@ struct Gpu {
     double memory_gb_per_s;
     bool has_pcie5 = false;  // else PCIe 4.0
 
-    /// Like `teraflops`, for fp8. GPUs with fp8 multiply it twice as fast as bf16. 0: the GPU has
-    /// no fp8.
+    /// Like `teraflops`, of fp8; 0: it has none. GPUs with fp8 multiply it twice as fast as bf16.
     double fp8_teraflops() const { return architecture >= 89 ? 2 * teraflops : 0; }
 };
 
