@@ -59,6 +59,11 @@ Fp8Output Block::rounded_hidden() const {
                                            : Fp8Output{};
 }
 
+bool Block::will_round_hidden() const {
+    const ProductScales* const down = scales(parameters.down_w);
+    return rounds_hidden && !layer.experts && down && down->x.scale && down->weight_gradient;
+}
+
 std::vector<EarlyGradient> early_gradients(const LayerSpec& layer, const BlockParameters& p) {
     constexpr int64_t alignment = 64;  // of kernels' outputs, in elements
     std::vector<EarlyGradient> all;

@@ -65,6 +65,9 @@ struct Block {
     Fp8Output rounded_norm1() const;
     Fp8Output rounded_norm2() const;
     Fp8Output rounded_hidden() const;
+    /// Whether rounded_hidden() is there once scales are known. A step's bits must not depend on
+    /// whether the host knows yet that they are: a run that resumes learns it a few steps later.
+    bool will_round_hidden() const;
     /// The norms; without their weights in a pass that computes only weights' gradients.
     StreamNorm norm1() const;
     StreamNorm norm2() const;

@@ -41,7 +41,8 @@ void mlp_forward(Stream& stream, const Block& block) {
                                 .w = block.operand(p.up_w),
                                 .bias = block.weight(p.up_b),
                                 .preact = fused ? rows_of(a.preact, rows) : Tensor{},
-                                .rounded_x = block.rounded_norm2().matrix()});
+                                .rounded_x = block.rounded_norm2().matrix(),
+                                .gelu_of_preact = block.will_round_hidden()});
     });
     if (mlp == Mlp::gelu && rounded) gelu_forward_rounded(stream, rounded, a.preact);
     if (mlp == Mlp::swiglu)

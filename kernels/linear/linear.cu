@@ -267,10 +267,7 @@ void linear_forward(Stream& stream, const LinearForward& args) {
     };
     // cuBLASLt applies GELU to the sum in fp32, before it is rounded into preact. Nothing is
     // documented about the accuracy of its tanh, so only bf16 uses it.
-    // With delayed scaling, `out` is that of the stored preact: the kernel that also rounds it once
-    // its scale is known (gelu.h) gives the same.
-    const bool by_preact = call.fp8 != Fp8Operands::none && args.w.scales->x.scale;
-    if (!args.preact || dtype != DType::bf16 || by_preact) return separate();
+    if (!args.preact || dtype != DType::bf16 || args.gelu_of_preact) return separate();
     Gemm fused = call;
     fused.epilogue = args.bias ? Epilogue::bias_gelu : Epilogue::gelu;
     fused.d = args.out.data;

@@ -46,8 +46,8 @@ struct Operand {
 /// out = x·wᵀ (+ bias) (+ residual)               without preact
 /// preact = x·wᵀ (+ bias), out = gelu(preact)     with preact (then no residual)
 /// x [M, K], w [N, K], out, residual and preact [M, N], bias [N]. gelu is the tanh approximation
-/// (gelu.h) of the stored preact (in bf16 on CUDA, possibly of the value before rounding). residual
-/// may not alias out. Any number of rows >= 1 is allowed.
+/// (gelu.h) of the stored preact; in bf16 on CUDA possibly of the value before rounding, unless
+/// gelu_of_preact. residual may not alias out. Any number of rows >= 1 is allowed.
 ///
 /// With scales on a GPU, rounded_x may be x as it has been rounded; the memory of x then has no
 /// values. fp8_was_refused() must be false.
@@ -56,6 +56,7 @@ struct LinearForward {
     Operand w;
     Tensor bias = {}, residual = {}, preact = {};
     Fp8Matrix rounded_x = {};
+    bool gelu_of_preact = false;  // on CUDA, out has the bits of gelu_forward() of preact
 };
 void linear_forward(Stream& stream, const LinearForward& args);
 

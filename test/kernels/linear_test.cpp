@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "kernels/choices.h"
+#include "kernels/gelu.h"
 #include "kernels/linear/gemm.h"
 #include "test/kernels/kernel_test.h"
 #include "test/kernels/linear_problem.h"
@@ -115,6 +116,27 @@ TEST_CASE("linear forward with GELU keeps the preactivation and takes GELU of wh
                 wrong += !(std::abs(stored[i] - activated[i]) <= allowed);
             }
             CHECK(wrong == 0);
+        });
+    });
+}
+
+TEST_CASE("linear forward with gelu_of_preact gives the bits of gelu_forward of the preactivation",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    for_each_layer([&](const Layer& p) {
+        for_each_product([&](const KernelSettings& settings) {
+            const Buffer out(p.dtype, {p.M, p.N}), preact(p.dtype, {p.M, p.N}),
+                expected(p.dtype, {p.M, p.N});
+            TestStream stream(p.scratch_bytes(settings), settings);
+            linear_forward(stream, {.out = out,
+                                    .x = p.x,
+                                    .w = p.w,
+                                    .bias = p.bias,
+                                    .preact = preact,
+                                    .gelu_of_preact = true});
+            gelu_forward(stream, expected, preact);
+            CHECK((out.bytes() == expected.bytes()));
         });
     });
 }
