@@ -468,29 +468,40 @@ TEST_CASE("a NaN that begins in a weight is named by the weight, not by what it 
 }
 
 TEST_CASE("a run in fp8 continues from its checkpoint bit for bit, with the scales",
-          "[fp8][checkpoint]") {
-    for (const char* recipe : {"delayed", "current"}) {
-        const Model model;
-        CAPTURE(recipe, model.seed, model.family, model.in_bf16);
-        const TemporaryDirectory folder;
-        MeshRun first = model.run(recipe), second = model.run(recipe);
-        for (int i = 0; i < 3; ++i) first.step();
-        const Fp8History history = first.trainer().fp8.history();
-        const auto checkpoint =
-            save_checkpoint(folder.path(), {.step = 3,
-                                            .config = first.config(),
-                                            .spec = first.spec(),
-                                            .parameters = first.trainer().parameters,
-                                            .fp8 = history});
-        load_training_state(checkpoint, second.trainer().parameters);
-        second.trainer().parameters.weights.gather_all(second.trainer().stream);
-        CHECK(read_fp8(checkpoint, second.trainer().fp8).empty());
-        CHECK(second.trainer().fp8.history().amax == history.amax);
-        second.skip(3);
-        for (int i = 0; i < 3; ++i) CHECK(first.step().sums.loss == second.step().sums.loss);
-        CHECK(first.values_of("master") == second.values_of("master"));
-        CHECK(first.trainer().fp8.history().amax == second.trainer().fp8.history().amax);
-    }
+          "[fp8][checkpoint][cuda]") {
+    struct Way {
+        const char* recipe;
+        std::vector<std::string> skip = {};
+    };
+    const Way ways[] = {{"current"}, {"delayed"}, {"delayed", {"up"}}, {"delayed", {"0"}}};
+    for (const Way& way : ways)
+        for (Model model : models()) {
+            if (way.skip == std::vector<std::string>{"up"}) model.family = "gpt2";
+            CAPTURE(way.recipe, way.skip, model.device.is_cuda(), model.seed, model.family,
+                    model.in_bf16);
+            Config config = model.config(way.recipe);
+            config.precision.fp8_skip = way.skip;
+            const int steps = model.device.is_cuda() ? 2 : 3;
+            const TemporaryDirectory folder;
+            MeshRun first(World(), model.device, config), second(World(), model.device, config);
+            for (int i = 0; i < steps; ++i) first.step();
+            const Fp8History history = first.trainer().fp8.history();
+            const auto checkpoint =
+                save_checkpoint(folder.path(), {.step = steps,
+                                                .config = first.config(),
+                                                .spec = first.spec(),
+                                                .parameters = first.trainer().parameters,
+                                                .fp8 = history});
+            load_training_state(checkpoint, second.trainer().parameters);
+            second.trainer().parameters.weights.gather_all(second.trainer().stream);
+            CHECK(read_fp8(checkpoint, second.trainer().fp8).empty());
+            CHECK(second.trainer().fp8.history().amax == history.amax);
+            second.skip(steps);
+            for (int i = 0; i < steps; ++i)
+                CHECK(first.step().sums.loss == second.step().sums.loss);
+            CHECK((first.values_of("master") == second.values_of("master")));
+            CHECK(first.trainer().fp8.history().amax == second.trainer().fp8.history().amax);
+        }
 }
 
 TEST_CASE("a checkpoint gives what it has of a history, others begin anew, and damage is refused",
