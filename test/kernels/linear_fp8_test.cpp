@@ -1,15 +1,12 @@
 // Linear layers in fp8: products of rounded operands, against float64.
 #include <algorithm>
 #include <cmath>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "test/kernels/fp8_reference.h"
 #include "test/kernels/linear_problem.h"
-#ifdef TRAIN_GPT_CUDA
-#include "device/cublas_lt.h"
-#endif
+#include "test/kernels/refused_launches.h"
 
 using namespace train_gpt;
 using namespace train_gpt::linear_problem;
@@ -358,56 +355,6 @@ TEST_CASE("products in fp8 do not depend on the number of threads", "[fp8][linea
 
 #ifdef TRAIN_GPT_CUDA
 
-namespace {
-
-/// While it lives, the first launches of products in fp8 are refused, as if cuBLASLt's heuristic
-/// had offered algorithms that do not run.
-class RefusedLaunches {
-  public:
-    explicit RefusedLaunches(int count) : saved_(cuda::cublas_lt()) {
-        left_ = count, next_ = saved_;
-        in_fp8_.clear();
-        cuda::CublasLt& library = cuda::cublas_lt();
-        library.init_desc = [](cublasLtMatmulDesc_t operation, size_t bytes,
-                               cublasComputeType_t compute, cudaDataType_t scale) {
-            in_fp8_.erase(operation);
-            return next_.init_desc(operation, bytes, compute, scale);
-        };
-        library.set_desc = [](cublasLtMatmulDesc_t operation,
-                              cublasLtMatmulDescAttributes_t attribute, const void* value,
-                              size_t bytes) {
-            if (attribute == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER) in_fp8_.insert(operation);
-            return next_.set_desc(operation, attribute, value, bytes);
-        };
-        library.matmul = [](cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
-                            const void* alpha, const void* a, cublasLtMatrixLayout_t of_a,
-                            const void* b, cublasLtMatrixLayout_t of_b, const void* beta,
-                            const void* c, cublasLtMatrixLayout_t of_c, void* d,
-                            cublasLtMatrixLayout_t of_d, const cublasLtMatmulAlgo_t* algorithm,
-                            void* workspace, size_t bytes, cudaStream_t stream) {
-            if (left_ > 0 && in_fp8_.contains(operation)) {
-                --left_;
-                return CUBLAS_STATUS_NOT_SUPPORTED;
-            }
-            return next_.matmul(handle, operation, alpha, a, of_a, b, of_b, beta, c, of_c, d, of_d,
-                                algorithm, workspace, bytes, stream);
-        };
-    }
-    ~RefusedLaunches() { cuda::cublas_lt() = saved_; }
-    RefusedLaunches(const RefusedLaunches&) = delete;
-    RefusedLaunches& operator=(const RefusedLaunches&) = delete;
-
-    static int left() { return left_; }
-
-  private:
-    cuda::CublasLt saved_;
-    static inline cuda::CublasLt next_;
-    static inline int left_ = 0;
-    static inline std::set<const void*> in_fp8_;  // descriptions of products
-};
-
-}  // namespace
-
 TEST_CASE("an algorithm that is refused when it is launched is passed over in fp8",
           "[fp8][linear][cuda]") {
     ON_EACH_DEVICE();
@@ -435,8 +382,7 @@ TEST_CASE("an algorithm that is refused when it is launched is passed over in fp
         };
         const std::vector<std::string> in_fp8 = results(0, true, 0);
         CHECK((results(1, true, 0) == in_fp8));
-        constexpr int all = 1000;
-        const std::vector<std::string> fallen_back = results(all, true, 1);
+        const std::vector<std::string> fallen_back = results(RefusedLaunches::all, true, 1);
         CHECK((fallen_back == results(0, false, 0)));
         CHECK((fallen_back != in_fp8));
     }

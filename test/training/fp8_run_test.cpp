@@ -12,6 +12,7 @@
 #include "device/profile.h"
 #include "model/fp8_scales.h"
 #include "test/catch.h"
+#include "test/kernels/refused_launches.h"
 #include "test/kernels/test_device.h"
 #include "test/parallel/mesh_job.h"
 #include "test/random.h"
@@ -361,6 +362,53 @@ TEST_CASE("kernels that round their results train to the bits of separate casts"
         CHECK(fused.trainer().fp8.history().amax == separate.trainer().fp8.history().amax);
     }
 }
+
+#ifdef TRAIN_GPT_CUDA
+
+TEST_CASE("a GPU trains in bf16 where cuBLASLt refuses fp8, and says so", "[fp8][training][cuda]") {
+    if (test_devices().size() < 2) return;
+    Model model;
+    model.device = test_devices().back(), model.in_bf16 = true;
+    CAPTURE(model.seed, model.family);
+    struct Result {
+        std::vector<double> losses;
+        State gradients, masters;
+        std::vector<std::string> refusals;
+    };
+    const auto train = [&](const char* recipe) {
+        MeshRun run(World(), model.device, model.config(recipe),
+                    [](Trainer& trainer) { trainer.warm_up(); });
+        Result result;
+        for (int step = 0; step < 2; ++step) {
+            const StepOutcome outcome = run.step();
+            result.losses.push_back(outcome.sums.loss);
+            CHECK(std::isfinite(outcome.sums.loss));
+            CHECK(std::isfinite(outcome.state.norm));
+            CHECK(outcome.fp8.not_finite == -1);
+        }
+        result.gradients = run.gradients(), result.masters = run.values_of("master");
+        result.refusals = fp8_refusals(run.trainer().stream);
+        return result;
+    };
+    const Result in_bf16 = train("off");
+    CHECK(in_bf16.refusals.empty());
+    {
+        const RefusedLaunches launches(RefusedLaunches::all);
+        const Result refused = train("delayed");
+        CHECK(refused.refusals.size() > 1);
+        CHECK(refused.losses == in_bf16.losses);
+        CHECK((refused.gradients == in_bf16.gradients));
+        CHECK((refused.masters == in_bf16.masters));
+    }
+    const RefusedLaunches launches(RefusedLaunches::all, true);
+    const Result partly = train("delayed");
+    CHECK(partly.refusals.size() == 1);
+    CHECK((partly.gradients != in_bf16.gradients));  // the other products are in fp8
+    for (size_t step = 0; step < partly.losses.size(); ++step)
+        CHECK(std::abs(partly.losses[step] / in_bf16.losses[step] - 1) < 0.01);
+}
+
+#endif  // TRAIN_GPT_CUDA
 
 TEST_CASE("delayed scaling begins like current scaling, and its weight gradients may stay out",
           "[fp8][training]") {
