@@ -103,16 +103,19 @@ void copy_weights(MeshRun& to, MeshRun& from) {
     }
 }
 
+void multiply(MeshRun& run, int parameter, float factor) {
+    ParameterState& state = run.trainer().parameters.state;
+    std::vector<float> values(static_cast<size_t>(
+        run.trainer().parameters.parameters()[static_cast<size_t>(parameter)].numel()));
+    state.read(ParameterState::master, parameter, 0, values);
+    for (float& value : values) value *= factor;
+    state.write(ParameterState::master, parameter, 0, values);
+}
+
 /// Multiplies the weights of the norm before an MLP, and with them the input of `up`.
 void multiply_norm(MeshRun& run, int layer, float factor) {
     const Registry& registry = run.trainer().registry.stages.front();
-    const int norm = registry.blocks[static_cast<size_t>(layer)].norm2_w;
-    ParameterState& state = run.trainer().parameters.state;
-    std::vector<float> values(static_cast<size_t>(
-        run.trainer().parameters.parameters()[static_cast<size_t>(norm)].numel()));
-    state.read(ParameterState::master, norm, 0, values);
-    for (float& value : values) value *= factor;
-    state.write(ParameterState::master, norm, 0, values);
+    multiply(run, registry.blocks[static_cast<size_t>(layer)].norm2_w, factor);
 }
 
 /// Makes one element of a weight NaN. Returns the weight's product.
@@ -496,6 +499,28 @@ TEST_CASE("infinity and NaN go through fp8, and the first operand with one is na
                 REQUIRE(outcome.fp8.not_finite >= 0);
                 CHECK(run.trainer().fp8.name_of(outcome.fp8.not_finite) ==
                       concat("input of ", layer, ".up"));
+                CHECK(run.trainer().fp8.history().amax == before.amax);
+            }
+}
+
+TEST_CASE("a gradient that is not finite is named by the product that reads it first",
+          "[fp8][training][cuda]") {
+    for (const char* recipe : {"delayed", "current"})
+        for (const bool is_mixture : {false, true})
+            for (Model model : models()) {
+                if (is_mixture) model.family = "olmoe";
+                CAPTURE(recipe, model.device.is_cuda(), model.seed, model.family, model.in_bf16);
+                MeshRun run = model.run(recipe);
+                run.step();
+                const Fp8History before = run.trainer().fp8.history();
+                // Forward, no product of a block reads what comes after this norm.
+                multiply(run, run.trainer().registry.stages.front().final_norm_w,
+                         std::numeric_limits<float>::infinity());
+                const StepOutcome outcome = run.step();
+                CHECK(outcome.state.stop != 0);
+                REQUIRE(outcome.fp8.not_finite >= 0);
+                CHECK(run.trainer().fp8.name_of(outcome.fp8.not_finite) ==
+                      concat("gradient of ", run.spec().n_layer - 1, ".down"));
                 CHECK(run.trainer().fp8.history().amax == before.amax);
             }
 }
