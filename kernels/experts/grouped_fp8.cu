@@ -12,13 +12,13 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "base/error.h"
 #include "kernels/attention/tile.cuh"
 #include "kernels/experts/group_tiles.cuh"
 #include "kernels/experts/grouped_fp8.h"
 #include "kernels/experts/grouped_fp8_rows.h"
 #include "kernels/experts/grouped_ways.h"
 #include "kernels/fp8_math.h"
+#include "kernels/linear/fp8_layout.h"
 
 namespace train_gpt::cuda {
 
@@ -233,14 +233,6 @@ struct Scratch {
                padded(2 * fp8_inverse_stride * sizeof(float))),
           weights(rows + padded(static_cast<size_t>(rows_codes))) {}
 };
-
-void require_fp8(const Stream& stream) {
-    constexpr int first_with_fp8 = 89;
-    if (const int architecture = limits_of(stream).architecture; architecture < first_with_fp8)
-        throw Error("precision.fp8 needs a GPU that multiplies fp8, sm_", first_with_fp8,
-                    " or newer, and this one is sm_", architecture,
-                    "; set precision.fp8 to \"off\"");
-}
 
 struct Product {
     Tensor out, in, w, offsets, row_token, bias;

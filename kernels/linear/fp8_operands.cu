@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "device/cublas_lt.h"
+#include "kernels/linear/fp8_layout.h"
 #include "kernels/linear/fp8_operands.h"
 #include "kernels/linear/linear.h"
 
@@ -68,13 +69,17 @@ std::string list_of(const std::vector<std::string>& names) {
 
 }  // namespace
 
-void round_operands(Stream& stream, Gemm& call, const std::string& name, const Fp8Operand& a,
-                    const Fp8Operand& b) {
-    constexpr int first_with_fp8 = 89;
-    if (const int architecture = limits_of(stream).architecture; architecture < first_with_fp8)
+void require_fp8(const Stream& stream) {
+    const int architecture = limits_of(stream).architecture;
+    if (fp8_layouts(architecture) == Fp8Layouts::none)
         throw Error("precision.fp8 needs a GPU that multiplies fp8, sm_", first_with_fp8,
                     " or newer, and this one is sm_", architecture,
                     "; set precision.fp8 to \"off\"");
+}
+
+void round_operands(Stream& stream, Gemm& call, const std::string& name, const Fp8Operand& a,
+                    const Fp8Operand& b) {
+    require_fp8(stream);
     assert(b.format == Fp8Format::e4m3 && cols_of(a) == cols_of(b));
     Gemm product = call;
     product.op = GemmOp::nt;

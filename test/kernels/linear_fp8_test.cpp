@@ -1,12 +1,19 @@
 // Linear layers in fp8: products of rounded operands, against float64.
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "device/architecture.h"
+#include "kernels/linear/fp8_layout.h"
 #include "test/kernels/fp8_reference.h"
 #include "test/kernels/linear_problem.h"
 #include "test/kernels/refused_launches.h"
+#include "training/plan/datasheet.h"
+#ifdef TRAIN_GPT_CUDA
+#include "kernels/linear/gemm_cublas.h"
+#endif
 
 using namespace train_gpt;
 using namespace train_gpt::linear_problem;
@@ -353,7 +360,56 @@ TEST_CASE("products in fp8 do not depend on the number of threads", "[fp8][linea
     });
 }
 
+TEST_CASE("GPUs multiply fp8 in the layouts of their architecture", "[fp8]") {
+    using enum Fp8Layouts;
+    for (const std::string& key : gpu_keys()) {
+        const Gpu& gpu = gpu_named(key);
+        CAPTURE(key, gpu.architecture);
+        // Ampere; Ada and Hopper; Blackwell of data centres, and of GeForce
+        const bool is_known = (std::set{80, 86, 89, 90, 100, 103, 120}).contains(gpu.architecture);
+        CHECK(is_known);
+        CHECK(fp8_layouts(gpu.architecture) == (gpu.architecture < 89    ? none
+                                                : gpu.architecture < 100 ? tn
+                                                : gpu.architecture < 120 ? all
+                                                                         : tn));
+        CHECK((gpu.fp8_teraflops() > 0) == (fp8_layouts(gpu.architecture) != none));
+    }
+    CHECK(first_with_fp8 == 89);
+    CHECK(fp8_layouts(119) == all);
+    CHECK(fp8_layouts(121) == tn);
+    CHECK(fp8_layouts(130) == all);
+}
+
 #ifdef TRAIN_GPT_CUDA
+
+TEST_CASE("a GPU that takes fp8 along k alone refuses other layouts", "[fp8][linear][cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    const bool takes_all = fp8_layouts(architecture(test_device())) == Fp8Layouts::all;
+    const auto size = [] { return 16 * random_int(1, 8); };
+    const int64_t m = size(), n = size(), k = size();
+    CAPTURE(m, n, k, takes_all);
+    const Buffer a(DType::uint8, {m, k}), b(DType::uint8, {n, k}), d(DType::fp32, {m, n}),
+        inverses(DType::fp32, {2, fp8_inverse_stride});
+    TestStream stream(cuda::gemm_workspace_bytes(m, n), {.autotune = false, .fp8 = true});
+    for (const auto format : {cuda::Fp8Operands::e4m3, cuda::Fp8Operands::e5m2})
+        for (const GemmOp op : {GemmOp::nt, GemmOp::nn, GemmOp::tn}) {
+            CAPTURE(static_cast<int>(format), static_cast<int>(op));
+            CHECK(cuda::can_multiply(stream,
+                                     {.op = op,
+                                      .in = DType::bf16,
+                                      .m = m,
+                                      .n = n,
+                                      .k = k,
+                                      .d = d.tensor().data,
+                                      .a = a.tensor().data,
+                                      .b = b.tensor().data,
+                                      .fp8 = format,
+                                      .a_inverse = inverses.as<float>(),
+                                      .b_inverse = inverses.as<float>() + fp8_inverse_stride}) ==
+                  (op == GemmOp::nt || takes_all));
+        }
+}
 
 TEST_CASE("an algorithm that is refused when it is launched is passed over in fp8",
           "[fp8][linear][cuda]") {
