@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "device/processor.h"
+#include "kernels/linear/fp8_layout.h"
 #include "model/families/family.h"
 #include "model/stage.h"
 #include "parallel/pipeline/stage_layers.h"
@@ -171,9 +172,10 @@ std::string fp8_problem(const Config& config, const DecoderSpec& spec) {
 }
 
 std::string fp8_problem(const Config& config, const std::string& gpu, int architecture) {
-    constexpr int first_with_fp8 = 89;
     const auto& p = config.precision;
-    if (p.fp8 == Fp8Recipe::off || architecture == 0 || architecture >= first_with_fp8) return "";
+    if (p.fp8 == Fp8Recipe::off || architecture == 0 ||
+        fp8_layouts(architecture) != Fp8Layouts::none)
+        return "";
     return concat("precision.fp8 = \"", p.fp8.word(), "\", but ", gpu, " (sm_", architecture,
                   ") has no tensor cores for fp8, which came with Ada (sm_", first_with_fp8,
                   "); set precision.fp8 to \"off\", or take a GPU of Ada, Hopper or newer");

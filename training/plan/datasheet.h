@@ -6,6 +6,7 @@
 
 #include "base/dtype.h"
 #include "device/device.h"
+#include "kernels/linear/fp8_layout.h"
 
 namespace train_gpt {
 
@@ -20,7 +21,9 @@ struct Gpu {
     bool has_pcie5 = false;  // else PCIe 4.0
 
     /// Like `teraflops`, of fp8; 0: it has none. GPUs with fp8 multiply it twice as fast as bf16.
-    double fp8_teraflops() const { return architecture >= 89 ? 2 * teraflops : 0; }
+    double fp8_teraflops() const {
+        return fp8_layouts(architecture) != Fp8Layouts::none ? 2 * teraflops : 0;
+    }
 };
 
 /// A GPU by its key, whatever its case, with or without spaces and hyphens. Throws Error with all
