@@ -3,6 +3,7 @@
 #include <cassert>
 #include <limits>
 #include <sstream>
+#include <utility>
 
 #include "base/error.h"
 #include "device/cublas_lt.h"
@@ -329,12 +330,14 @@ GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args, const Pro
     if (args.batch > 1) set_count(plan, args.count);
     const bool timed = stream.settings.autotune && !args.accumulate;
     // Without timing, an algorithm that does not run is an error of run(), but not for a product in
-    // fp8 that may be tried.
+    // fp8, which is tried.
     std::optional<Algorithm> chosen = found.front();
-    if (timed && found.size() > 1)
+    if (timed && found.size() > 1) {
         chosen = fastest_of(stream, args, plan, found);
-    else if (problem.fp8 != Fp8Operands::none && !args.accumulate)
+    } else if (problem.fp8 != Fp8Operands::none) {
         chosen = first_that_runs(stream, args, plan, found);
+        plan.has_added = chosen && args.accumulate;
+    }
     if (!chosen) return plan;
     plan.use = Use::product;
     plan.algorithm = *chosen;
@@ -375,6 +378,7 @@ bool GemmPlans::run(Stream& stream, const Gemm& args, const SeparateWork* separa
     if (has_aux(args.epilogue) && (args.n % 8 != 0 || alignment_of(args.aux) < 16)) return false;
 
     Plan& plan = plan_of(stream, args, separate);
+    if (std::exchange(plan.has_added, false)) return true;
     if (plan.use == Use::product) {
         set_addresses(&plan.operation, args);
         if (args.batch > 1) set_count(plan, args.count);

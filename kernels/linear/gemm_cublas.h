@@ -75,12 +75,13 @@ inline size_t gemm_workspace_bytes(int64_t m, int64_t n) {
 /// seen, and the algorithms are timed with the actual arguments; a product in fp8 is tried with them
 /// even without. So the operands must have values, and no output may be an operand. A product that
 /// accumulates cannot be repeated; if it is seen before the same product that overwrites, it uses
-/// the first algorithm.
+/// the first algorithm (in fp8 the first that runs).
 bool gemm(Stream& stream, const Gemm& args);
 
 /// Whether cuBLASLt can do the product without its epilogue. It may time algorithms, as gemm()
-/// does. For a product in fp8 that does not accumulate, an algorithm has run then: what the
-/// library offers may still be refused when it is launched.
+/// does. For a product in fp8 an algorithm has run then: what the library offers may still be
+/// refused when it is launched. If the product accumulates and was not seen before, that was the
+/// product itself: gemm() must follow, and does not add it once more.
 bool can_multiply(Stream& stream, const Gemm& args);
 
 /// Submits work that gives the same as a product with an epilogue.
@@ -154,6 +155,8 @@ class GemmPlans {
         cublasLtMatrixLayoutOpaque_t a{}, b{}, d{};
         Use use = Use::impossible;
         Algorithm algorithm;
+        /// Trying the algorithm has added the product, which run() is about to ask for.
+        bool has_added = false;
 
         /// What is kept of it, unless it is impossible.
         Kept kept() const { return {use == Use::separate, algorithm.bits}; }

@@ -5,11 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "device/architecture.h"
 #include "kernels/linear/fp8_layout.h"
 #include "test/kernels/fp8_reference.h"
 #include "test/kernels/linear_problem.h"
 #include "test/kernels/refused_launches.h"
+#include "test/text.h"
 #include "training/plan/datasheet.h"
 #ifdef TRAIN_GPT_CUDA
 #include "kernels/linear/gemm_cublas.h"
@@ -420,28 +422,68 @@ TEST_CASE("an algorithm that is refused when it is launched is passed over in fp
         const Fp8Layer l(dtype);
         CAPTURE(name_of(dtype), l.M, l.N, l.K);
         const KernelSettings settings{.autotune = false, .fp8 = true};
-        const auto results = [&](int refused, bool fp8, size_t refusals) {
+        const auto results = [&](int refused, bool fp8, size_t refusals, bool accumulates_first) {
+            CAPTURE(refused, fp8, accumulates_first);
             const RefusedLaunches launches(refused);
             const Operand w = fp8 ? l.weight() : Operand(l.w);
-            const Buffer out(dtype, {l.M, l.N}), dx(dtype, {l.M, l.K}), dw(DType::fp32, {l.N, l.K});
+            const Buffer out(dtype, {l.M, l.N}), dx(dtype, {l.M, l.K}), dw(DType::fp32, {l.N, l.K}),
+                first(DType::fp32, {l.N, l.K}),
+                sum(DType::fp32, {l.N, l.K}, std::vector<float>(static_cast<size_t>(l.N * l.K)));
             TestStream stream(l.scratch(settings), settings);
+            const auto backward_weight = [&](const GradientSink& to) {
+                linear_backward_weight(
+                    stream,
+                    {.dw = to, .x = l.x, .dy = l.dy, .scales = fp8 ? &l.products : nullptr});
+            };
+            // So that the weight's gradient is the first product that is refused
+            if (accumulates_first)
+                for (int i = 0; i < 2; ++i) backward_weight(sum.sink(true));
+            if (refused == 1 && accumulates_first) CHECK(RefusedLaunches::left() == 0);
+            CHECK(fp8_refusals(stream).size() == (accumulates_first ? refusals : 0));
             linear_forward(stream, {.out = out, .x = l.x, .w = w, .bias = l.bias});
-            CHECK(fp8_refusals(stream).size() == refusals);
+            if (!accumulates_first) CHECK(fp8_refusals(stream).size() == refusals);
             linear_backward_input(stream, {.dx = dx, .dy = l.dy, .w = w});
-            for (const bool accumulate : {false, true})
-                linear_backward_weight(stream, {.dw = dw.sink(accumulate),
-                                                .x = l.x,
-                                                .dy = l.dy,
-                                                .scales = fp8 ? &l.products : nullptr});
+            for (const bool accumulate : {false, true}) backward_weight(dw.sink(accumulate));
             if (refused == 1) CHECK(RefusedLaunches::left() == 0);
-            return std::vector{out.bytes(), dx.bytes(), dw.bytes()};
+            if (!accumulates_first)
+                for (int i = 0; i < 2; ++i) backward_weight(sum.sink(true));
+            backward_weight(first.sink(false));
+            CHECK((sum.bytes() == dw.bytes()));  // twice the gradient, whatever was tried
+            return std::vector{out.bytes(), dx.bytes(), dw.bytes(), first.bytes()};
         };
-        const std::vector<std::string> in_fp8 = results(0, true, 0);
-        CHECK((results(1, true, 0) == in_fp8));
-        const std::vector<std::string> fallen_back = results(RefusedLaunches::all, true, 1);
-        CHECK((fallen_back == results(0, false, 0)));
-        CHECK((fallen_back != in_fp8));
+        const std::vector<std::string> in_fp8 = results(0, true, 0, false),
+                                       in_dtype = results(0, false, 0, false);
+        CHECK((in_dtype != in_fp8));
+        for (const bool accumulates_first : {false, true}) {
+            CHECK((results(0, true, 0, accumulates_first) == in_fp8));
+            CHECK((results(1, true, 0, accumulates_first) == in_fp8));
+            CHECK((results(RefusedLaunches::all, true, 1, accumulates_first) == in_dtype));
+        }
     }
+}
+
+TEST_CASE("a product that is refused in fp8 needs the values of both operands",
+          "[fp8][linear][cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    const Fp8Layer l(DType::bf16);
+    const KernelSettings settings{.autotune = false, .fp8 = true};
+    TestStream stream(l.scratch(settings), settings);
+    const Buffer codes(DType::uint8, {l.M, l.K}), transposed(DType::uint8, {l.K, l.M}),
+        inverse(DType::fp32, {1}), out(l.dtype, {l.M, l.N});
+    const RefusedLaunches launches(RefusedLaunches::all);
+    std::string refusal;
+    try {
+        linear_forward(stream, {.out = out,
+                                .x = l.x,
+                                .w = l.weight(),
+                                .rounded_x = {codes, transposed, inverse.as<float>()}});
+    } catch (const Error& error) {
+        refusal = error.what();
+    }
+    CAPTURE(refusal);
+    CHECK(contains(refusal, "an operand is in fp8 alone"));
+    CHECK(contains(refusal, "precision.fp8_skip"));
 }
 
 #endif  // TRAIN_GPT_CUDA
