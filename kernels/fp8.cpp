@@ -57,7 +57,7 @@ float round_tiles(const Fp8Round& args, float scale) {
                 for (int64_t c = 0; c < width; ++c) {
                     const float value = to_float(from[c]);
                     most = std::max(most, magnitude_of(value));
-                    put<Format>(to[c], value * scale);
+                    put<Format>(to[c], fp8_scaled(value, scale));
                 }
             }
             for (int64_t c = 0; transposed && c < width; ++c) {
@@ -65,7 +65,7 @@ float round_tiles(const Fp8Round& args, float scale) {
                 for (int64_t r = 0; r < height; ++r) {
                     const float value = to_float(x[(row + r) * cols + col + c]);
                     most = std::max(most, magnitude_of(value));
-                    to[r] = fp8_code<Format>(value * scale);
+                    to[r] = fp8_code<Format>(fp8_scaled(value, scale));
                 }
             }
         }

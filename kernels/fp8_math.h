@@ -112,6 +112,15 @@ constexpr uint32_t magnitude_of(float value) {
     return word < 0x7f800000u ? word : 0x7f800000u;
 }
 
+/// value · scale, for fp8_code() and fp8_rounded(): where the product of a finite value is too large
+/// for fp32, fp32's largest number, which saturates.
+constexpr float fp8_scaled(float value, float scale) {
+    const float scaled = value * scale;
+    const uint32_t word = std::bit_cast<uint32_t>(scaled);
+    const bool overflows = (word & 0x7fffffffu) == 0x7f800000u && magnitude_of(value) < 0x7f800000u;
+    return std::bit_cast<float>(overflows ? word - 1 : word);
+}
+
 /// Whether rounding with this scale brought a tensor's largest magnitude down.
 constexpr bool saturates(float amax, float scale, float largest) {
     return scale > 0 && amax - amax == 0 && amax * scale > largest * (1 + 0x1p-20f);

@@ -27,12 +27,13 @@ __device__ __forceinline__ void add_magnitude(unsigned* to, float most) {
     if (threadIdx.x % warp_size == 0 && magnitude > 0) atomicMax(to, magnitude);
 }
 
-/// Two codes, of `low` in the low byte, by an instruction that only GPUs with fp8 products have. It
-/// takes an infinity for the largest number; 0 · ∞ makes it a NaN.
+/// Two codes, of scale · low in the low byte, by an instruction that only GPUs with fp8 products
+/// have. It takes an infinity for the largest number, as the product of a finite value that is too
+/// large for fp32; 0 · ∞ makes a NaN of an infinite value.
 template <class Format>
-__device__ __forceinline__ uint16_t code_pair(float low, float high) {
+__device__ __forceinline__ uint16_t code_pair(float low, float high, float scale) {
     uint16_t pair;
-    low = __fmaf_rn(0.0f, low, low), high = __fmaf_rn(0.0f, high, high);
+    low = __fmaf_rn(0.0f, low, low * scale), high = __fmaf_rn(0.0f, high, high * scale);
     if constexpr (std::is_same_v<Format, E4M3>)
         asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     else
@@ -40,9 +41,10 @@ __device__ __forceinline__ uint16_t code_pair(float low, float high) {
     return pair;
 }
 
-/// codes[i] = fp8_code(values[i]).
+/// codes[i] = fp8_code(fp8_scaled(values[i], scale)).
 template <class Format, int width>
-__device__ __forceinline__ void to_codes(uint8_t (&codes)[width], const float (&values)[width]) {
+__device__ __forceinline__ void to_codes(uint8_t (&codes)[width], const float (&values)[width],
+                                         float scale) {
 #if __CUDA_ARCH__ >= 890
     constexpr bool in_pairs = width % 2 == 0;
 #else
@@ -51,12 +53,12 @@ __device__ __forceinline__ void to_codes(uint8_t (&codes)[width], const float (&
     if constexpr (in_pairs) {
 #pragma unroll
         for (int e = 0; e < width; e += 2) {
-            const uint16_t pair = code_pair<Format>(values[e], values[e + 1]);
+            const uint16_t pair = code_pair<Format>(values[e], values[e + 1], scale);
             __builtin_memcpy(codes + e, &pair, sizeof pair);
         }
     } else {
 #pragma unroll
-        for (int e = 0; e < width; ++e) codes[e] = fp8_code<Format>(values[e]);
+        for (int e = 0; e < width; ++e) codes[e] = fp8_code<Format>(fp8_scaled(values[e], scale));
     }
 }
 
@@ -148,11 +150,8 @@ __global__ void __launch_bounds__(round_threads) round_tile(RoundTile args, Sour
         source.load(values, first_row + row, first_col + col);
         alignas(8) uint8_t codes[width];
 #pragma unroll
-        for (int e = 0; e < width; ++e) {
-            most = larger_magnitude(most, values[e]);
-            values[e] *= scale;
-        }
-        to_codes<Format>(codes, values);
+        for (int e = 0; e < width; ++e) most = larger_magnitude(most, values[e]);
+        to_codes<Format>(codes, values, scale);
         constexpr int word = width < 4 ? width : 4;
 #pragma unroll
         for (int e = 0; e < width; e += word)

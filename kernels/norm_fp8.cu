@@ -122,11 +122,8 @@ __global__ void __launch_bounds__(Owners::most_threads, 1)
                     unpack(values, own);
                     alignas(8) uint8_t of_pack[size];
 #pragma unroll
-                    for (int e = 0; e < size; ++e) {
-                        most = larger_magnitude(most, values[e]);
-                        values[e] *= scale;
-                    }
-                    to_codes<E4M3>(of_pack, values);
+                    for (int e = 0; e < size; ++e) most = larger_magnitude(most, values[e]);
+                    to_codes<E4M3>(of_pack, values, scale);
                     if (to.codes)
                         store_codes<size>(to.codes + (first + r) * args.C + column, of_pack);
                     unsigned words[size / 4];

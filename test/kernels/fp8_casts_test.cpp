@@ -63,9 +63,10 @@ struct Codes {
 /// rounded.
 void check_rounded(DType dtype, int64_t rows, int64_t cols,
                    const std::function<void(Stream&, Tensor, const Fp8Output&)>& compute) {
-    // Some numbers are beyond the largest one.
-    const float scale = std::ldexp(1.0f + static_cast<float>(random_int(0, 99)) / 100,
-                                   static_cast<int>(random_int(4, 8)));
+    // Some numbers are beyond the largest one, or even beyond what fp32 holds.
+    const int64_t exponent = random_int(0, 3) == 0 ? 126 : random_int(4, 8);
+    const float scale =
+        std::ldexp(1.0f + static_cast<float>(random_int(0, 99)) / 100, static_cast<int>(exponent));
     const float before = random_int(0, 1) ? 1e-3f : 100.0f;
     const int64_t what = random_int(0, 3);  // both, or one of both
     const bool with_codes = what != 1, with_transpose = what != 2;

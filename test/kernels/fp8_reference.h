@@ -42,6 +42,13 @@ inline uint8_t nearest_code(Fp8Format format, float value) {
     return static_cast<uint8_t>(sign + best);
 }
 
+/// value · scale as fp8_round() must take it: of a finite value, at most fp32's largest number.
+inline float scaled(float value, float scale) {
+    if (!std::isfinite(value)) return value;
+    constexpr double most = std::numeric_limits<float>::max();
+    return static_cast<float>(std::clamp(static_cast<double>(value) * scale, -most, most));
+}
+
 /// x · scale as its nearest codes, which are then read as numbers over the scale.
 inline std::vector<double> rounded(const std::vector<double>& x, Fp8Format format, float scale) {
     std::vector<double> numbers;

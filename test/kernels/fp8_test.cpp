@@ -127,13 +127,57 @@ TEST_CASE("fp8_round rounds a tensor and its transpose with the scale it is give
                 const auto value = static_cast<float>(x[static_cast<size_t>(r * c.cols + k)]);
                 amax = std::isnan(value) ? std::numeric_limits<float>::infinity()
                                          : std::max(amax, std::abs(value));
-                const auto expected = static_cast<char>(nearest_code(c.format, value * scale));
+                const auto expected =
+                    static_cast<char>(nearest_code(c.format, scaled(value, scale)));
                 wrong += result.codes[static_cast<size_t>(r * c.cols + k)] != expected;
                 wrong += result.transposed[static_cast<size_t>(k * c.rows + r)] != expected;
             }
         CHECK(wrong == 0);
         CHECK(result.amax == amax);
     }
+}
+
+TEST_CASE("a finite number that a scale makes too large for fp32 becomes the largest number",
+          "[fp8][cuda]") {
+    ON_EACH_DEVICE();
+    const float scale = 0x1p55f, most = 0x1p75f;
+    for (const Fp8Format format : formats)
+        for (const DType dtype : {DType::fp32, DType::bf16})
+            for (const int64_t cols : {1, 7, 48}) {  // alone, and in pairs
+                const Case c{16, cols, dtype, format};
+                CAPTURE(name_of(format), train_gpt::name_of(dtype), cols);
+                std::vector<float> contents;
+                for (int64_t i = 0; i < c.rows * cols; ++i)
+                    contents.push_back(
+                        std::array{most, -most, 0x1p72f, 0x1p-50f,
+                                   -0.0f}[static_cast<size_t>(i == 0 ? 0 : random_int(0, 4))]);
+                const Buffer x(dtype, {c.rows, cols}, contents);
+                const Result result = round(c, x, &scale, 0, random_int(0, 1) == 1);
+                CHECK(result.amax == most);
+                size_t wrong = 0;
+                for (int64_t r = 0; r < c.rows; ++r)
+                    for (int64_t k = 0; k < cols; ++k) {
+                        const auto value = contents[static_cast<size_t>(r * cols + k)];
+                        const auto expected =
+                            static_cast<char>(nearest_code(format, scaled(value, scale)));
+                        wrong += result.codes[static_cast<size_t>(r * cols + k)] != expected;
+                        wrong += result.transposed[static_cast<size_t>(k * c.rows + r)] != expected;
+                    }
+                CHECK(wrong == 0);
+                CHECK(number_of(format, static_cast<uint8_t>(result.codes[0])) ==
+                      largest_number(format));
+                if (test_device().is_cuda()) continue;
+                // The numbers of the codes instead of codes
+                const Buffer numbers(dtype, {c.rows, cols}), inverse(DType::fp32, {1});
+                TestStream stream;
+                fp8_round(stream, {.codes = numbers,
+                                   .inverse = inverse.as<float>(),
+                                   .x = x,
+                                   .format = format,
+                                   .scaling = {.scale = &scale}});
+                for (size_t i = 0; i < result.codes.size(); ++i)
+                    CHECK(numbers[i] == number_of(format, static_cast<uint8_t>(result.codes[i])));
+            }
 }
 
 TEST_CASE("without a scale fp8_round brings a tensor's largest magnitude to the largest number",
