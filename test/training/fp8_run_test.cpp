@@ -686,7 +686,12 @@ TEST_CASE("a history longer than 1024 steps keeps the last ones", "[fp8]") {
     // Continued, the next scale is the same.
     scales.set_history(history);
     CHECK(*of->x.scale == 448.0f / *std::max_element(first, all.end()));
+    CHECK(*of->w.scale == 448.0f);
+    CHECK(*of->dy.scale == 28672.0f);
     scales.begin_step(stream);
+    CHECK(*of->x.amax == 0);
+    CHECK(*of->w.amax == 0);
+    CHECK(*of->dy.amax == 0);
     scales.finish_step(stream, &state);
     CHECK(*of->x.scale == 448.0f / *std::max_element(first + 1, all.end()));
 }
