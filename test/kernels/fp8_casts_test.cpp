@@ -4,6 +4,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -225,6 +226,8 @@ TEST_CASE("ReLU² that rounds its result gives the bits of ReLU² and a cast", "
 namespace {
 
 constexpr int64_t byte_rows = 128, byte_cols = 512, long_row = 4096;
+/// Of experts: the rows that there are, of byte_rows; weights [experts · expert_rows, expert_cols].
+constexpr int64_t rows_of_experts = 96, experts = 4, expert_rows = 64, expert_cols = 256;
 
 /// A kernel's part of the name that the simulator prints, and the least that it must read and
 /// write.
@@ -232,6 +235,8 @@ struct Moved {
     const char* what;
     std::vector<std::string> names;  // all of them are in the kernel's name
     double least;
+    /// Bytes of the sectors that warps asked for, so that what all threads read counts once a warp.
+    bool by_sectors = false;
 };
 
 /// The bytes that threads of such kernels asked for.
@@ -249,7 +254,13 @@ double counted_in(const std::string& output, const Moved& moved) {
         for (const std::string what : {"global loads: ", "global stores: "}) {
             const size_t number = block.find(what);
             REQUIRE(number != std::string::npos);
-            bytes += std::stod(block.substr(number + what.size()));
+            // "global loads: 8 bytes, 2 requests, 1.00 sectors/request (ideal 1.00)"
+            std::istringstream line(block.substr(number + what.size()));
+            double asked = 0, requests = 0, sectors = 0;
+            std::string word;
+            line >> asked >> word >> requests >> word >> sectors;
+            REQUIRE_FALSE(line.fail());
+            bytes += moved.by_sectors ? 32 * requests * sectors : asked;
         }
     }
     return bytes;
@@ -305,34 +316,77 @@ TEST_CASE("bytes: casts to fp8", "[.]") {
     CHECK(of_gelu.amax[0] > 0);  // waits
 }
 
-TEST_CASE("casts to fp8 move at most 1.1 times the bytes that they must", "[fp8][cuda]") {
+TEST_CASE("bytes: casts of experts to fp8", "[.]") {
     if (test_devices().size() < 2) return;
-    {
-        const DeviceUnderTest device(test_devices().back());
-        if (!device_is_simulated()) return;
-    }
-    const ProgramResult run =
-        run_program({this_program(), "bytes: casts to fp8"}, {{"GPUSIM_STATS", "1"}});
+    const DeviceUnderTest device(test_devices().back());
+    const DType dtype = DType::bf16;
+    const auto numbers = [&](int64_t rows, int64_t cols) {
+        return Buffer(dtype, {rows, cols}, random_normal(static_cast<size_t>(rows * cols)));
+    };
+    const Buffer dy = numbers(byte_rows, byte_cols),
+                 w = numbers(experts * expert_rows, expert_cols);
+    const Codes of_dy(byte_rows, byte_cols, 100, 0),
+        of_w(experts * expert_rows, expert_cols, 100, 0);
+    SharedArray<int32_t> count(1);
+    count.data()[0] = static_cast<int32_t>(rows_of_experts);
+    TestStream stream(fp8_round_scratch_bytes(planning({})));
+    fp8_round(stream, {.codes = of_dy.codes,
+                       .inverse = of_dy.inverse.as<float>(),
+                       .x = dy,
+                       .format = Fp8Format::e5m2,
+                       .scaling = of_dy.scaling(),
+                       .row_count = Tensor(count.data(), DType::int32, {1})});
+    fp8_round(stream, {.codes = of_w.codes,
+                       .transposed = of_w.transposed,
+                       .inverse = of_w.inverse.as<float>(),
+                       .x = w,
+                       .scaling = of_w.scaling()});
+    CHECK(of_w.amax[0] > 0);  // waits
+}
+
+namespace {
+
+void check_bytes(const char* program, const std::vector<Moved>& all) {
+    const ProgramResult run = run_program({this_program(), program}, {{"GPUSIM_STATS", "1"}});
     INFO(run.output);
     REQUIRE(run.exit_code == 0);
-    const double n = static_cast<double>(byte_rows * byte_cols),
-                 n_long = static_cast<double>(byte_rows * long_row);
-    // Two bytes of a number of bf16, one of each code
-    const Moved all[] = {
-        {"a cast", {"round_tile", "E4M3", "Elements"}, 4 * n},
-        {"the largest magnitude", {"find_largest"}, 2 * n},
-        {"a cast of gradients", {"round_tile", "E5M2", "Elements"}, 4 * n},
-        {"a norm", {"forward_codes", "OneWarp"}, 4 * n + 8.0 * byte_rows + 4 * byte_cols},
-        {"a norm of long rows",
-         {"forward_codes", "SeveralWarps"},
-         4 * n_long + 8.0 * byte_rows + 2 * long_row},
-        {"SwiGLU", {"round_tile", "swiglu"}, 6 * n},
-        {"GELU", {"round_tile", "gelu"}, 4 * n},
-        {"ReLU²", {"round_tile", "relu_squared"}, 4 * n}};
     for (const Moved& moved : all) {
         const double bytes = counted_in(run.output, moved);
         CAPTURE(moved.what, bytes, moved.least);
         CHECK(bytes >= moved.least);
         CHECK(bytes <= 1.1 * moved.least);
     }
+}
+
+}  // namespace
+
+TEST_CASE("casts to fp8 move at most 1.1 times the bytes that they must", "[fp8][cuda]") {
+    if (test_devices().size() < 2) return;
+    {
+        const DeviceUnderTest device(test_devices().back());
+        if (!device_is_simulated()) return;
+    }
+    const double n = static_cast<double>(byte_rows * byte_cols),
+                 n_long = static_cast<double>(byte_rows * long_row);
+    // Two bytes of a number of bf16, one of each code
+    check_bytes("bytes: casts to fp8",
+                {{"a cast", {"round_tile", "E4M3", "Elements"}, 4 * n},
+                 {"the largest magnitude", {"find_largest"}, 2 * n},
+                 {"a cast of gradients", {"round_tile", "E5M2", "Elements"}, 4 * n},
+                 {"a norm", {"forward_codes", "OneWarp"}, 4 * n + 8.0 * byte_rows + 4 * byte_cols},
+                 {"a norm of long rows",
+                  {"forward_codes", "SeveralWarps"},
+                  4 * n_long + 8.0 * byte_rows + 2 * long_row},
+                 {"SwiGLU", {"round_tile", "swiglu"}, 6 * n},
+                 {"GELU", {"round_tile", "gelu"}, 4 * n},
+                 {"ReLU²", {"round_tile", "relu_squared"}, 4 * n}});
+    const double of_rows = static_cast<double>(rows_of_experts * byte_cols),
+                 of_weights = static_cast<double>(experts * expert_rows * expert_cols);
+    check_bytes(
+        "bytes: casts of experts to fp8",
+        {{"a cast of experts' rows, of as many as there are",
+          {"round_tile", "E5M2", "Elements"},
+          3 * of_rows,
+          true},
+         {"a cast of experts' weights", {"round_tile", "E4M3", "Elements"}, 4 * of_weights}});
 }
