@@ -424,12 +424,12 @@ struct Config {
     int64_t least_tokens_per_step() const {
         return batch.warmup_tokens > 0 ? batch.warmup_tokens_per_step : batch.tokens_per_step;
     }
-    /// Micro-batches of the largest step over all ranks: tokens_per_step / (micro_batch ·
-    /// sequence_length). micro_batch must be given or have been chosen.
     /// Whether training goes on while checkpoints are written, once checkpoint.async is decided.
     bool saves_in_background() const {
         return checkpoint.every > 0 && checkpoint.async == std::optional(true);
     }
+    /// Micro-batches of the largest step over all ranks: tokens_per_step / (micro_batch ·
+    /// sequence_length). micro_batch must be given or have been chosen.
     int64_t micro_batches_per_step() const {
         assert(batch.micro_batch > 0);
         return batch.tokens_per_step / (int64_t{batch.micro_batch} * sequence_length());
