@@ -360,7 +360,7 @@ bool prints_its_result(const CommandLine& line) {
     using enum CommandLine::Command;
     for (const auto command : {none, config, plan, sample, eval, selfcheck, verify, replay})
         if (line.command == command) return true;
-    return line.print_config || line.sweep.json || line.report.tolerance;
+    return line.print_config || line.sweep.json || line.report.tolerance || line.report.gap;
 }
 
 int run(int argc, char** argv) {

@@ -648,7 +648,9 @@ TEST_CASE("a profile covers only steps, not the work between them", "[cli][cuda]
 TEST_CASE("results that cannot be written are an error", "[cli]") {
     for (const std::string& command :
          Arguments{"config", "--version", "plan " + Workplace::get().config(),
-                   "eval " + finished_run(), "train configs/quickstart.json --print-config"}) {
+                   "eval " + finished_run(), "train configs/quickstart.json --print-config",
+                   "report " + finished_run() + " " + finished_run() + " --tolerance 0",
+                   "report " + finished_run() + " " + finished_run() + " --gap 0"}) {
         CAPTURE(command);
         const ProgramResult result =
             run_program({"sh", "-c", "'" + binary() + "' " + command + " > /dev/full"});
