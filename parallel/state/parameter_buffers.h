@@ -85,7 +85,7 @@ class ParameterBuffers {
     /// (Weights::acquire).
     Tensor weight(int i) const;
     /// Whether this rank's buffers always have all weights, not only while they are gathered.
-    bool holds_all_weights() const { return sharding_.zero < 3; }
+    bool holds_all_weights() const { return !sharding_.gathers_each(); }
     /// Whether this rank's buffers always have all weights of the whole model, not of a stage or a
     /// tensor-parallel rank's part.
     bool holds_whole_model() const {

@@ -59,7 +59,8 @@ LeastMemory::LeastMemory(const RunShape& shape) {
 
 double LeastMemory::bytes(const RunShape& shape, const std::vector<int>& layers) const {
     const MeshLayout& mesh = shape.mesh;
-    const int p = mesh.size(Axis::pipeline), zero = shape.config.parallel.zero.value();
+    const int p = mesh.size(Axis::pipeline);
+    const Sharding sharding = sharding_of(shape, 0);
     const Offload offload = shape.offload();
     struct Rank {
         State state = {};
@@ -80,8 +81,8 @@ double LeastMemory::bytes(const RunShape& shape, const std::vector<int>& layers)
 
     const double split = mesh.size({Axis::shard, Axis::context}),
                  element = static_cast<double>(size_of(shape.dtype)),
-                 of_parameter = (zero >= 2 ? sizeof(float) / split : sizeof(float)) +
-                                (zero >= 3 ? element / split : element),
+                 of_parameter = (sharding.reduces_each() ? sizeof(float) / split : sizeof(float)) +
+                                (sharding.gathers_each() ? element / split : element),
                  of_state = offload.optimizer ? 0 : 1 / split;
     const double tokens = double{1} * shape.config.batch.micro_batch *
                           shape.config.sequence_length() / mesh.size(Axis::context);
