@@ -16,9 +16,6 @@ namespace train_gpt {
 
 namespace {
 
-/// The axes that every rank has one place on; `data` is replica × shard.
-constexpr Axis parts[] = {Axis::pipeline, Axis::replica, Axis::shard, Axis::context, Axis::tensor};
-
 /// The value from 1 to `most` nearest to `wanted` that works; 1 always does.
 int nearest_that_works(int wanted, int most, const std::function<bool(int)>& works) {
     for (int distance = 0; distance < std::max(wanted, most); ++distance)
@@ -27,21 +24,28 @@ int nearest_that_works(int wanted, int most, const std::function<bool(int)>& wor
     return 1;
 }
 
-/// The sizes that a configuration gives, in the order in which they divide the ranks.
-struct GivenSize {
-    const char* key;
-    int MeshSizes::*size;
-    const char *of_all,
-        *of_others;  // what it divides, if sizes before it leave all ranks, or fewer
+/// An axis with its name and, if a configuration gives its size, the key and the size.
+struct AxisRow {
+    Axis axis;
+    const char* name;
+    const char* key = nullptr;
+    int MeshSizes::*size = nullptr;
+    // What the size divides: if sizes before it leave all ranks, and if they leave fewer.
+    const char *of_all = "", *of_others = "";
+
+    bool is_given() const { return size != nullptr; }
 };
-constexpr GivenSize given_sizes[] = {
-    {"parallel.tensor", &MeshSizes::tensor, "ranks of this run", ""},
-    {"parallel.context", &MeshSizes::context, "ranks of this run",
+/// The given sizes are in the order in which they divide the ranks.
+constexpr AxisRow axis_rows[] = {
+    {Axis::tensor, "tensor", "parallel.tensor", &MeshSizes::tensor, "ranks of this run"},
+    {Axis::context, "context", "parallel.context", &MeshSizes::context, "ranks of this run",
      "tensor-parallel groups of this run"},
-    {"parallel.pipeline", &MeshSizes::pipeline, "ranks of this run",
+    {Axis::pipeline, "pipeline", "parallel.pipeline", &MeshSizes::pipeline, "ranks of this run",
      "ranks that parallel.tensor and parallel.context leave"},
-    {"parallel.shard_ranks", &MeshSizes::shard_ranks, "data-parallel ranks of this run",
-     "data-parallel ranks of this run"}};
+    {Axis::shard, "shard", "parallel.shard_ranks", &MeshSizes::shard_ranks,
+     "data-parallel ranks of this run", "data-parallel ranks of this run"},
+    {Axis::data, "data"},
+    {Axis::replica, "replica"}};
 
 /// The same on all ranks.
 void require_tensor_on_nodes(const World& world, const MeshSizes& sizes) {
@@ -76,10 +80,10 @@ void require_tensor_on_nodes(const World& world, const MeshSizes& sizes) {
 void require_several(const MeshSizes& sizes) {
     int needed = 1, count = 0;
     std::string keys;
-    for (const GivenSize& given : given_sizes) {
-        const int size = sizes.*given.size;
+    for (const AxisRow& row : axis_rows) {
+        const int size = row.is_given() ? sizes.*row.size : 1;
         if (size <= 1) continue;
-        keys += concat(count++ ? " and " : "", given.key, " = ", size);
+        keys += concat(count++ ? " and " : "", row.key, " = ", size);
         needed *= size;
     }
     if (needed > 1)
@@ -93,7 +97,8 @@ MeshLayout checked_layout(const World& world, const MeshSizes& sizes) {
     if (world.size() == 1) require_several(sizes);
     std::map<std::string, std::string> facts = {
         {"parallel.allow_tensor_across_nodes", sizes.allow_tensor_across_nodes ? "true" : "false"}};
-    for (const GivenSize& given : given_sizes) facts[given.key] = concat(sizes.*given.size);
+    for (const AxisRow& row : axis_rows)
+        if (row.is_given()) facts[row.key] = concat(sizes.*row.size);
     require_same(world, facts);
     try {
         return {world.size(), sizes};
@@ -118,19 +123,16 @@ std::unique_ptr<Communicator> open_everyone(const World& world, const Device& de
 
 }  // namespace
 
-const char* name_of(Axis axis) {
-    constexpr const char* names[] = {"pipeline", "data", "replica", "shard", "context", "tensor"};
-    return names[static_cast<size_t>(axis)];
-}
+const char* name_of(Axis axis) { return std::ranges::find(axis_rows, axis, &AxisRow::axis)->name; }
 
 std::optional<SizeProblem> mesh_problem(int world, const MeshSizes& sizes) {
     int left = world;
-    for (const GivenSize& given : given_sizes) {
-        const int size = std::max(1, sizes.*given.size);
+    for (const AxisRow& row : axis_rows) {
+        const int size = row.is_given() ? std::max(1, sizes.*row.size) : 1;
         if (left % size != 0)
-            return SizeProblem{.text = concat(given.key, " = ", size, " does not divide the ", left,
-                                              " ", left == world ? given.of_all : given.of_others),
-                               .key = given.key,
+            return SizeProblem{.text = concat(row.key, " = ", size, " does not divide the ", left,
+                                              " ", left == world ? row.of_all : row.of_others),
+                               .key = row.key,
                                .value = size,
                                .most = left};
         left /= size;
@@ -189,7 +191,7 @@ std::vector<int> MeshLayout::first_ranks(Axis axis) const {
 std::string MeshLayout::place(int rank) const {
     std::string text;
     int several = 0;
-    for (const Axis axis : {Axis::pipeline, Axis::data, Axis::context, Axis::tensor}) {
+    for (const Axis axis : all_axes) {
         if (size(axis) == 1) continue;
         text += concat(several++ ? ", " : "", name_of(axis), " ", at(axis, rank));
     }
@@ -198,11 +200,12 @@ std::string MeshLayout::place(int rank) const {
 
 unsigned MeshLayout::extended(Axes axes) const {
     unsigned bits = 0;
-    for (const Axis part : parts) {
-        const bool of_data = part == Axis::replica || part == Axis::shard;
-        const bool wanted = std::ranges::find(axes, part) != axes.end() ||
-                            (of_data && std::ranges::find(axes, Axis::data) != axes.end());
-        if (wanted && size(part) > 1) bits |= 1u << static_cast<unsigned>(part);
+    for (const Axis axis : all_axes_and_parts) {
+        if (axis == Axis::data) continue;  // it has the bits of its parts
+        const bool wanted =
+            std::ranges::find(axes, axis) != axes.end() ||
+            (is_part_of_data(axis) && std::ranges::find(axes, Axis::data) != axes.end());
+        if (wanted && size(axis) > 1) bits |= 1u << static_cast<unsigned>(axis);
     }
     return bits;
 }
@@ -212,12 +215,11 @@ std::string MeshLayout::group_name(Axes axes) const {
     std::string name;
     const auto add = [&](Axis axis) { name += concat(name.empty() ? "" : "+", name_of(axis)); };
     const bool all_data = data != 0 && (wanted & data) == data;
-    for (const Axis axis :
-         {Axis::pipeline, Axis::data, Axis::replica, Axis::shard, Axis::context, Axis::tensor}) {
-        const bool part = axis == Axis::replica || axis == Axis::shard;
-        if (axis == Axis::data ? all_data : !(part && all_data) && (wanted & extended({axis})) != 0)
+    for (const Axis axis : all_axes_and_parts)
+        if (axis == Axis::data
+                ? all_data
+                : !(is_part_of_data(axis) && all_data) && (wanted & extended({axis})) != 0)
             add(axis);
-    }
     return name;
 }
 
@@ -240,8 +242,8 @@ Mesh::Mesh(const World& world, const MeshSizes& sizes, std::unique_ptr<Communica
     std::vector<std::string> places;
     for (int rank = 0; rank < world.size(); ++rank) places.push_back(layout_.place(rank));
     world.set_places(std::move(places));
-    const Axes all = {Axis::pipeline, Axis::data, Axis::context, Axis::tensor};
-    groups_.push_back({layout_.extended(all), layout_.group_name(all), std::move(everyone)});
+    groups_.push_back(
+        {layout_.extended(all_axes), layout_.group_name(all_axes), std::move(everyone)});
 }
 
 Communicator& Mesh::over(Axes axes) const {

@@ -30,6 +30,12 @@ namespace train_gpt {
 enum class Axis : uint8_t { pipeline, data, replica, shard, context, tensor };
 using Axes = std::initializer_list<Axis>;
 const char* name_of(Axis axis);
+/// The axes of a rank's number, from the outermost one on.
+inline constexpr Axes all_axes = {Axis::pipeline, Axis::data, Axis::context, Axis::tensor};
+/// The same axes, and after `data` its parts.
+inline constexpr Axes all_axes_and_parts = {Axis::pipeline, Axis::data,    Axis::replica,
+                                            Axis::shard,    Axis::context, Axis::tensor};
+constexpr bool is_part_of_data(Axis axis) { return axis == Axis::replica || axis == Axis::shard; }
 
 /// The sizes that a configuration gives. The size of `data` follows: the number of ranks divided by
 /// the product of these sizes (without shard_ranks, which is a part of data).

@@ -395,12 +395,11 @@ int selfcheck(const SelfcheckOptions& options, const Device& device, const Mesh&
     table.rates = measure_rates(options, device, world);
     if (world.size() > 1)
         table.collectives = measure_collectives(options, device, world, mesh.everyone());
-    for (const Axis axis :
-         {Axis::pipeline, Axis::data, Axis::replica, Axis::shard, Axis::context, Axis::tensor}) {
+    for (const Axis axis : all_axes_and_parts) {
         const int n = mesh.size(axis);
         // Where there are no replicas, shard is data.
-        const bool is_part = axis == Axis::replica || axis == Axis::shard;
-        if (n == 1 || n == world.size() || (is_part && n == mesh.size(Axis::data))) continue;
+        if (n == 1 || n == world.size() || (is_part_of_data(axis) && n == mesh.size(Axis::data)))
+            continue;
         table.along.push_back(
             {name_of(axis), n, measure_collectives(options, device, world, mesh.along(axis))});
     }

@@ -100,9 +100,8 @@ Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
                       const StepNumbers& sums, bool of_any_rank) {
     const Sharding& s = buffers.sharding();
     Traffic traffic;
-    const Axes everyone = {Axis::pipeline, Axis::data, Axis::context, Axis::tensor};
     if (mesh.world() > 1)
-        traffic[mesh.group_name(everyone)] +=
+        traffic[mesh.group_name(all_axes)] +=
             (mesh.world() - 1) * sums.fp64 * int64_t{sizeof(double)} +
             2 * (mesh.world() - 1) * sums.int64 * int64_t{sizeof(int64_t)} / mesh.world() +
             2 * (mesh.world() - 1) * sums.int32 * int64_t{sizeof(int32_t)} / mesh.world() +

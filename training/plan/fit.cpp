@@ -23,11 +23,6 @@ namespace train_gpt {
 
 namespace {
 
-/// The axes with more than one rank.
-int axes_of(const MeshLayout& mesh) {
-    return std::popcount(mesh.extended({Axis::pipeline, Axis::data, Axis::context, Axis::tensor}));
-}
-
 /// The differences between two configurations, as command-line options.
 std::string settings_of(const Config& from, const Config& to) {
     const std::map<std::string, std::string> before = config_values(from);
@@ -52,7 +47,8 @@ constexpr int64_t most_ranks = 1 << 20;  // the limit of plan --world
 
 uint64_t memory_of_a_gpu(uint64_t free, const MeshLayout& mesh) {
     constexpr uint64_t of_axis = uint64_t{256} << 20;
-    return free - std::min(free, of_axis * std::max(0, axes_of(mesh) - 1));
+    const int axes = std::popcount(mesh.extended(all_axes));  // with several ranks
+    return free - std::min(free, of_axis * std::max(0, axes - 1));
 }
 
 uint64_t host_memory_of_a_rank(const CpuInfo& machine, int local_ranks) {

@@ -145,7 +145,7 @@ Prediction predict(const RunShape& shape, const Cluster& cluster,
     p.mfu = p.tokens_per_second * shape.spec.flops_per_token(config.sequence_length()) /
             cluster.flops(shape.dtype);
     p.dtype = shape.dtype;
-    for (const Axis axis : {Axis::data, Axis::tensor, Axis::context, Axis::pipeline}) {
+    for (const Axis axis : all_axes) {
         if (shape.mesh.size(axis) == 1 &&
             !(axis == Axis::data && shape.mesh.size(Axis::context) > 1))
             continue;

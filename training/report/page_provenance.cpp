@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/formatted.h"
 #include "device/memory.h"
+#include "parallel/mesh.h"
 #include "training/report/html_text.h"
 #include "training/report/page_data.h"
 #include "training/report/setting_text.h"
@@ -93,10 +94,11 @@ std::string ranks_of(const Json& start) {
 /// "2 × pipeline, 4 × data parallel, ZeRO stage 1": the axes with several ranks, and data.
 std::string mesh_of(const RecordedRun& run, double ranks) {
     std::string axes;
-    for (const char* axis : {"pipeline", "context", "tensor"}) {
-        const double size = number_of(run.setting(concat("parallel.", axis)), 1);
+    for (const Axis axis : all_axes) {
+        if (axis == Axis::data) continue;
+        const double size = number_of(run.setting(concat("parallel.", name_of(axis))), 1);
         if (size <= 1) continue;
-        axes += formatted("%.0f × ", size) + axis + ", ";
+        axes += formatted("%.0f × ", size) + name_of(axis) + ", ";
         ranks /= size;
     }
     return axes + formatted("%.0f × data parallel, ZeRO stage ", ranks) +

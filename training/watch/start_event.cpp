@@ -53,8 +53,8 @@ Json binary_of_process() try {
 
 Json mesh_of(const MeshLayout& layout) {
     Json mesh = Json::object();
-    for (const Axis axis : {Axis::pipeline, Axis::data, Axis::shard, Axis::context, Axis::tensor})
-        mesh[name_of(axis)] = layout.size(axis);
+    for (const Axis axis : all_axes_and_parts)
+        if (axis != Axis::replica) mesh[name_of(axis)] = layout.size(axis);
     return mesh;
 }
 
