@@ -70,36 +70,35 @@ std::vector<GradientSum> gradient_sums(const BucketLayout& layout,
     return sums;
 }
 
-Communicator& group_of(SumOver over, const Mesh& mesh, const Sharding& sharding) {
+Axes axes_of(SumOver over, const Sharding& sharding) {
+    static constexpr Axes none = {}, tensor = {Axis::tensor}, replica = {Axis::replica},
+                          split = {Axis::shard, Axis::context}, all = {Axis::data, Axis::context};
     switch (over) {
         case SumOver::tensor:
-            return mesh.along(Axis::tensor);
+            return tensor;
         case SumOver::replicas:
-            return mesh.along(Axis::replica);
+            return replica;
         case SumOver::ends:
-            return sharding.is_split() ? mesh.over_ends({Axis::shard, Axis::context})
-                                       : mesh.over_ends({});
+            return sharding.is_split() ? split : none;
         case SumOver::shards:
             break;
     }
-    return sharding.is_split() ? mesh.over({Axis::shard, Axis::context})
-                               : mesh.over({Axis::data, Axis::context});
+    return sharding.is_split() ? split : all;
+}
+
+Axis axis_of_exchange(SumOver over) {
+    if (over == SumOver::tensor) return Axis::tensor;
+    return over == SumOver::ends ? Axis::pipeline : Axis::data;
+}
+
+Communicator& group_of(SumOver over, const Mesh& mesh, const Sharding& sharding) {
+    const Axes axes = axes_of(over, sharding);
+    return over == SumOver::ends ? mesh.over_ends(axes) : mesh.over(axes);
 }
 
 std::string name_of(SumOver over, const MeshLayout& mesh, const Sharding& sharding) {
-    switch (over) {
-        case SumOver::tensor:
-            return mesh.group_name({Axis::tensor});
-        case SumOver::replicas:
-            return mesh.group_name({Axis::replica});
-        case SumOver::ends:
-            return sharding.is_split() ? mesh.ends_name({Axis::shard, Axis::context})
-                                       : mesh.ends_name({});
-        case SumOver::shards:
-            break;
-    }
-    return sharding.is_split() ? mesh.group_name({Axis::shard, Axis::context})
-                               : mesh.group_name({Axis::data, Axis::context});
+    const Axes axes = axes_of(over, sharding);
+    return over == SumOver::ends ? mesh.ends_name(axes) : mesh.group_name(axes);
 }
 
 }  // namespace train_gpt

@@ -46,6 +46,11 @@ std::vector<GradientSum> gradient_sums(const BucketLayout& layout,
                                        const std::vector<Parameter>& parameters,
                                        const Sharding& sharding);
 
+/// The axes that the ranks of a sum differ on. For a sum over the pipeline's ends: the axes besides
+/// the pipeline.
+Axes axes_of(SumOver over, const Sharding& sharding);
+/// The axis whose exchanges include the sum: tensor, data or pipeline.
+Axis axis_of_exchange(SumOver over);
 /// The group of a sum, and its name (MeshLayout::group_name).
 Communicator& group_of(SumOver over, const Mesh& mesh, const Sharding& sharding);
 std::string name_of(SumOver over, const MeshLayout& mesh, const Sharding& sharding);

@@ -37,21 +37,6 @@ Group group_along(Axis axis, const MeshLayout& mesh) {
     return {mesh.size(axis), mesh.stride(axis)};
 }
 
-/// The nearest axis of a group that adds gradients.
-Axis nearest_axis(SumOver over) {
-    switch (over) {
-        case SumOver::tensor:
-            return Axis::tensor;
-        case SumOver::shards:
-            return Axis::context;
-        case SumOver::replicas:
-            return Axis::replica;
-        case SumOver::ends:
-            break;
-    }
-    return Axis::pipeline;
-}
-
 /// The products of a block's layers, as Fp8Product names them.
 enum BlockProduct : uint8_t { qkv, out, up, down, shared_up, shared_down, block_products };
 constexpr std::array<std::string_view, block_products> product_words = {
@@ -363,8 +348,11 @@ class WorkBuilder {
         to.backward_weights += work.backward_weights;
     }
 
-    /// The distance between ranks of a group that adds gradients.
-    int stride_of(SumOver over) const { return shape_.mesh.stride(nearest_axis(over)); }
+    /// The distance between ranks of a group that adds gradients, along its nearest axis.
+    int stride_of(SumOver over, const Sharding& sharding) const {
+        const Axes axes = axes_of(over, sharding);
+        return shape_.mesh.stride(over == SumOver::ends ? Axis::pipeline : std::max(axes));
+    }
 
     /// What the data axis exchanges of each unit's weights and gradients.
     void add_state(std::vector<UnitWork>& units, const ParameterBuffers& buffers) const {
@@ -375,16 +363,14 @@ class WorkBuilder {
         };
         if (s.size > 1 && s.is_split())
             for (size_t b = 0; b < buckets.size(); ++b)
-                unit_of(b).gather += collective(static_cast<double>(buckets[b].range.n) *
-                                                    static_cast<double>(size_of(shape_.dtype)),
-                                                {s.size, stride_of(SumOver::shards)}, Axis::data);
+                unit_of(b).gather +=
+                    collective(static_cast<double>(buckets[b].range.n) *
+                                   static_cast<double>(size_of(shape_.dtype)),
+                               {s.size, stride_of(SumOver::shards, s)}, Axis::data);
         for (const GradientSum& sum : gradient_sums(buffers.layout(), buffers.parameters(), s)) {
-            const Axis axis = sum.over == SumOver::tensor ? Axis::tensor
-                              : sum.over == SumOver::ends ? Axis::pipeline
-                                                          : Axis::data;
-            const double seconds =
-                collective(static_cast<double>(sum.bytes_moved()) * e_.gradient_bytes / 4,
-                           {static_cast<int>(sum.ranks), stride_of(sum.over)}, axis);
+            const double seconds = collective(
+                static_cast<double>(sum.bytes_moved()) * e_.gradient_bytes / 4,
+                {static_cast<int>(sum.ranks), stride_of(sum.over, s)}, axis_of_exchange(sum.over));
             UnitWork& unit = unit_of(sum.first_bucket);
             (sum.every_micro_batch ? unit.reduce_each : unit.reduce_once) += seconds;
         }
