@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/stopwatch.h"
 
 namespace train_gpt {
 
@@ -269,11 +268,7 @@ const HostBatch& TrainLoader::next() {
         ++consumed_;
         consumed_changed_.notify_one();
     }
-    if (produced_ <= consumed_ && !failure_) {
-        const Stopwatch waiting;
-        produced_changed_.wait(lock, [&] { return produced_ > consumed_ || failure_; });
-        wait_seconds_ += waiting.seconds();
-    }
+    produced_changed_.wait(lock, [&] { return produced_ > consumed_ || failure_; });
     if (produced_ <= consumed_) std::rethrow_exception(failure_);
     holding_ = true;
     return slots_[static_cast<size_t>(consumed_ % static_cast<int64_t>(slots_.size()))];

@@ -124,8 +124,6 @@ class TrainLoader {
     }
     /// This rank's first micro-batch among the micro-batches of a step.
     int first_micro_batch(int64_t step) const { return part_at(step).first_micro_batch; }
-    /// Seconds that next() has spent waiting for data so far.
-    double wait_seconds() const { return wait_seconds_; }
 
   private:
     struct Source {
@@ -168,8 +166,7 @@ class TrainLoader {
     bool stop_ = false;
     std::exception_ptr failure_;
     bool holding_ = false;  // the caller is using micro-batch number consumed_
-    double wait_seconds_ = 0;
-    std::thread thread_;  // last: it uses all of the above
+    std::thread thread_;    // last: it uses all of the above
 };
 
 /// The validation split in file order: windows of T targets, shard after shard. The last window of

@@ -214,19 +214,9 @@ class Simulation {
             last = std::max(last, computes.back().end);
         }
         timeline_.makespan = std::max(0.0, last - first);
-        timeline_.peak_slots.assign(times_.stages.size(), 0);
-        std::vector<int> slots(times_.stages.size());
         for (const auto& computes : timeline_.computes) {
             double busy = 0;
-            for (const TimedAction& timed : computes) {
-                busy += timed.end - timed.start;
-                const auto stage = static_cast<size_t>(timed.action.stage);
-                const PipelineWork work = timed.action.work;
-                slots[stage] += work == PipelineWork::forward;
-                timeline_.peak_slots[stage] = std::max(timeline_.peak_slots[stage], slots[stage]);
-                slots[stage] -=
-                    work == PipelineWork::backward || work == PipelineWork::backward_weights;
-            }
+            for (const TimedAction& timed : computes) busy += timed.end - timed.start;
             timeline_.idle.push_back(timeline_.makespan - busy);
         }
     }

@@ -36,8 +36,7 @@ struct TimedAction {
 struct PipelineTimeline {
     double makespan = 0;  // from the start of the first compute to the end of the last
     std::vector<std::vector<TimedAction>> computes;  // of each rank
-    std::vector<double> idle;     // of each rank: the time in which it computes nothing
-    std::vector<int> peak_slots;  // of each stage: the most micro-batches in flight
+    std::vector<double> idle;  // of each rank: the time in which it computes nothing
 
     /// The share of all ranks' time in which they are idle, 0 … 1.
     double idle_share() const;

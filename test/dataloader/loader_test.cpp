@@ -134,7 +134,6 @@ TEST_CASE("the loader gives what reading at the permuted places gives") {
             REQUIRE(window_of(batch, b, options.T) == windows[static_cast<size_t>(order(g % n))]);
         }
     }
-    CHECK(loader.wait_seconds() >= 0);
 }
 
 TEST_CASE(

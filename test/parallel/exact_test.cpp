@@ -12,8 +12,8 @@
 #include "test/parallel/mesh_job.h"
 #include "test/parallel/ranks.h"
 #include "test/parallel/training_job.h"
+#include "test/planned_traffic.h"
 #include "test/random.h"
-#include "training/plan/traffic.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;
@@ -230,9 +230,9 @@ void check_traffic(MeshRun& run, const MeshCase& c, const World& part) {
     run.step();
     const Traffic after = run.mesh().bytes_sent(),
                   planned =
-                      step_traffic({run.config(), run.spec(), run.trainer().parameters.dtype(),
-                                    Recompute::none, part.size()},
-                                   part.rank());
+                      planned_traffic({run.config(), run.spec(), run.trainer().parameters.dtype(),
+                                       Recompute::none, part.size()},
+                                      part.rank());
     // An all-reduce cuts its elements into blocks, of which the last may lack up to one for each
     // rank, and each of them is sent to each rank.
     const auto buckets = std::ssize(run.trainer().parameters.layout().buckets());

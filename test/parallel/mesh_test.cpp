@@ -13,9 +13,9 @@
 #include "model/families/family.h"
 #include "parallel/communicator_kinds.h"
 #include "test/parallel/mesh_job.h"
+#include "test/planned_traffic.h"
 #include "training/config/load_config.h"
 #include "training/decisions.h"
-#include "training/plan/traffic.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;
@@ -320,9 +320,10 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     clock.end(run.trainer().stream);
     const StepTimes times = clock.pop();
     const Traffic after = run.mesh().bytes_sent(),
-                  planned = step_traffic({run.config(), run.spec(), resolve_dtype(c.dtype, device),
-                                          Recompute::none, part.size()},
-                                         part.rank());
+                  planned =
+                      planned_traffic({run.config(), run.spec(), resolve_dtype(c.dtype, device),
+                                       Recompute::none, part.size()},
+                                      part.rank());
     CHECK(after.size() == planned.size());
     // What is sent is waited for, along the same axes.
     double waited = 0;

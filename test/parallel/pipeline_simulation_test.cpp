@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "test/catch.h"
+#include "test/parallel/peak_slots.h"
 #include "test/random.h"
 #include "test/text.h"
 
@@ -63,7 +64,7 @@ TEST_CASE("a simulated pipeline starts each compute when its rank and its messag
     CHECK(timeline.makespan == 34);
     CHECK(timeline.idle == std::vector<double>{16, 10});
     CHECK(timeline.idle_share() == Approx(26.0 / 68));
-    CHECK(timeline.peak_slots == std::vector<int>{2, 1});
+    CHECK(peak_slots(timeline, 2) == std::vector<int>{2, 1});
 }
 
 TEST_CASE("sends that wait keep both ranks busy", "[pipeline_simulation]") {

@@ -16,12 +16,12 @@
 #include "test/parallel/experiment.h"
 #include "test/parallel/ranks.h"
 #include "test/parallel/training_job.h"
+#include "test/planned_traffic.h"
 #include "test/random.h"
 #include "test/text.h"
 #include "training/files/checkpoint.h"
 #include "training/files/optimizer_files.h"
 #include "training/plan/memory_plan.h"
-#include "training/plan/traffic.h"
 #include "training/trainer.h"
 
 using namespace train_gpt;
@@ -349,8 +349,8 @@ TEST_CASE("ranks: tensor traffic", "[.ranks]") {
         const Traffic before = mesh.bytes_sent();
         rank.step(experiment.step());
         const Traffic after = mesh.bytes_sent(),
-                      planned = step_traffic({config, experiment.spec, experiment.dtype,
-                                              experiment.recompute, world.size()});
+                      planned = planned_traffic({config, experiment.spec, experiment.dtype,
+                                                 experiment.recompute, world.size()});
         CHECK(planned.contains("tensor"));
         for (const auto& [group, bytes] : planned) {
             // Ranks of a group share what does not divide evenly.

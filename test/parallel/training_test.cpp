@@ -22,12 +22,12 @@
 #include "test/kernels/test_device.h"
 #include "test/parallel/ranks.h"
 #include "test/parallel/training_job.h"
+#include "test/planned_traffic.h"
 #include "test/random.h"
 #include "test/text.h"
 #include "tokenizer/tokenizer.h"
 #include "training/files/safetensors.h"
 #include "training/plan/memory_plan.h"
-#include "training/plan/traffic.h"
 #include "training/trainer.h"
 
 #ifdef TRAIN_GPT_CUDA
@@ -543,8 +543,8 @@ void check_traffic(const Traffic& t) {
         // What the communicators count, and tests of meshes compare with the plan's.
         const Config config = job.config(settings);
         const int64_t planned =
-            step_traffic({config, spec_of(config, config.model.vocab_size),
-                          resolve_dtype(t.dtype, Device{}), Recompute::none, t.ranks})
+            planned_traffic({config, spec_of(config, config.model.vocab_size),
+                             resolve_dtype(t.dtype, Device{}), Recompute::none, t.ranks})
                 .at("data");
         CHECK(std::abs(counted - planned) < std::ssize(layout.buckets()));
         if (t.stage < 3) CHECK(std::abs(counted * d - step) < d);  // it counts whole bytes

@@ -13,13 +13,13 @@
 #include "model/spec.h"
 #include "parallel/axes/tensor.h"
 #include "test/catch.h"
+#include "test/planned_traffic.h"
 #include "test/random.h"
 #include "test/text.h"
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
 #include "training/config/micro_batches.h"
 #include "training/plan/fit.h"
-#include "training/plan/traffic.h"
 #include "training/trainer.h"
 
 using namespace train_gpt;
@@ -297,7 +297,7 @@ TEST_CASE("the plan of a pipeline is of the stage that needs the most, and sends
                 plan_memory({config, spec, dtype, Recompute::none, ranks}, Device{}, rank)
                     .total_bytes());
             for (const auto& [group, sent] :
-                 step_traffic({config, spec, dtype, Recompute::none, ranks}, rank))
+                 planned_traffic({config, spec, dtype, Recompute::none, ranks}, rank))
                 most[group] = std::max(most[group], sent);
         }
         CHECK(std::ranges::max(bytes) > bytes[0]);
@@ -305,7 +305,8 @@ TEST_CASE("the plan of a pipeline is of the stage that needs the most, and sends
               std::ranges::max(bytes));
         const std::string text = plan_report(config, Device{}, ranks).text;
         REQUIRE(most.contains("data"));
-        CHECK(most["data"] > step_traffic({config, spec, dtype, Recompute::none, ranks})["data"]);
+        CHECK(most["data"] >
+              planned_traffic({config, spec, dtype, Recompute::none, ranks})["data"]);
         for (const auto& [group, sent] : most)
             CHECK(contains(text,
                            concat(format_bytes(static_cast<uint64_t>(sent)), " along ", group)));

@@ -70,9 +70,10 @@ Traffic traffic_of_state(const RunShape& shape, const PipelineSchedule& schedule
                          schedule.shape.micro_batches, sums_of_step(shape), of_any_rank);
 }
 
-/// of_any_rank: the most that a rank of this rank's stage sends.
-Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int rank,
-                   bool of_any_rank = false) {
+}  // namespace
+
+Traffic step_traffic(const RunShape& shape, const PipelineSchedule& schedule, int rank,
+                     bool of_any_rank) {
     const MeshLayout& mesh = shape.mesh;
     const RankRegistry registry = registry_of_rank(shape, rank);
     const PipelineRank& actions =
@@ -92,12 +93,6 @@ Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int 
     return traffic;
 }
 
-}  // namespace
-
-Traffic step_traffic(const RunShape& shape, int rank) {
-    return traffic_of(shape, pipeline_schedule(pipeline_shape(shape)), rank);
-}
-
 int64_t state_bytes(const RunShape& shape, int rank) {
     int64_t bytes = 0;
     for (const auto& [group, sent] :
@@ -111,7 +106,7 @@ Traffic most_traffic(const RunShape& shape) {
     const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(shape));
     Traffic most;
     for (const int rank : shape.mesh.first_ranks(Axis::pipeline))
-        for (const auto& [group, bytes] : traffic_of(shape, schedule, rank, true))
+        for (const auto& [group, bytes] : step_traffic(shape, schedule, rank, true))
             most[group] = std::max(most[group], bytes);
     return most;
 }

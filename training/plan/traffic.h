@@ -2,13 +2,16 @@
 // (parallel/axes/).
 #pragma once
 #include "parallel/mesh.h"
+#include "parallel/pipeline/pipeline_schedule.h"
 #include "training/config/layout.h"
 
 namespace train_gpt {
 
-/// What a rank with the most micro-batches sends in a step, by group of ranks.
-/// config.batch.micro_batch must be given.
-Traffic step_traffic(const RunShape& shape, int rank = 0);
+/// What a rank with the most micro-batches sends in a step, by group of ranks. `schedule`: the
+/// run's. of_any_rank: the most that a rank of this rank's stage sends. config.batch.micro_batch
+/// must be given.
+Traffic step_traffic(const RunShape& shape, const PipelineSchedule& schedule, int rank,
+                     bool of_any_rank = false);
 
 /// The bytes of step_traffic() that are gradients, weights and sums.
 int64_t state_bytes(const RunShape& shape, int rank = 0);
