@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <span>
@@ -91,5 +92,10 @@ std::string hash_file(const std::filesystem::path& path, const Pulse& pulse = {}
 
 /// Makes a folder and its parents; throws Error with the reason when that is not possible.
 void make_directory(const std::filesystem::path& directory);
+
+/// A time, as a file's status has it, in ns.
+inline int64_t nanoseconds(const timespec& time) {
+    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
 
 }  // namespace train_gpt

@@ -1,5 +1,6 @@
-// Text as std::printf writes it.
+// Text as std::printf writes it, and times.
 #pragma once
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
@@ -12,5 +13,8 @@ std::string formatted(const char* format, Args... args) {
     std::snprintf(text, sizeof text, format, args...);
     return text;
 }
+
+/// "2026-03-01 14:05 UTC"; empty for a time that has no year.
+std::string utc_time(int64_t seconds_since_1970);
 
 }  // namespace train_gpt

@@ -86,6 +86,15 @@ size_t unfinished_utf8(std::string_view text) {
     return 0;
 }
 
+std::string shell_word(const std::string& word) {
+    constexpr const char* plain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.,/:@%=";
+    if (!word.empty() && word.find_first_not_of(plain) == word.npos) return word;
+    std::string quoted = "'";
+    for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+    return quoted + "'";
+}
+
 std::string with_separators(uint64_t number) {
     std::string text = std::to_string(number);
     for (auto at = std::ssize(text) - 3; at > 0; at -= 3)

@@ -24,6 +24,10 @@ void blank_unprintable(std::span<char> text);
 /// The number of bytes at the end of a text that begin an incomplete UTF-8 character.
 size_t unfinished_utf8(std::string_view text);
 
+/// A word as a shell's command line has it: in quotes if it has characters that mean something
+/// there.
+std::string shell_word(const std::string& word);
+
 /// 1234567 becomes 1,234,567.
 std::string with_separators(uint64_t number);
 

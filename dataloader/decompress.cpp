@@ -19,6 +19,7 @@
 #endif
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/hub_files.h"
 #include "base/path.h"
 #include "dataloader/parquet/codecs.h"
@@ -136,10 +137,6 @@ std::unique_ptr<Decoder> decoder_for(Compression compression,
             break;
     }
     return nullptr;
-}
-
-int64_t nanoseconds(const timespec& time) {
-    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
 }  // namespace

@@ -18,4 +18,9 @@ inline Range intersection(const Range& a, const Range& b) {
     return {first, std::max<int64_t>(0, std::min(a.end(), b.end()) - first)};
 }
 
+/// The first multiple from n on.
+constexpr int64_t rounded_up(int64_t n, int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
 }  // namespace train_gpt

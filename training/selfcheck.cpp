@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/median.h"
 #include "base/stopwatch.h"
 #include "base/text_table.h"
 #include "device/copy.h"
@@ -27,13 +28,6 @@ namespace {
 constexpr int64_t smallest = int64_t{64} << 10;
 
 bool is_rate(double value) { return std::isfinite(value) && value > 0; }
-
-/// The mean of the middle two for an even number of values; NaN for none.
-double median(std::vector<double> values) {
-    if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
-    std::sort(values.begin(), values.end());
-    return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
-}
 
 double median_rate(const RankRates& rates) {
     std::vector<double> good;

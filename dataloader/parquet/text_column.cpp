@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/crc32.h"
+#include "base/file.h"
 #include "base/hub_files.h"
 #include "base/path.h"
 
@@ -22,10 +23,6 @@ constexpr size_t likely_header_bytes = 1 << 12;  // of a page
 constexpr size_t most_header_bytes = 1 << 24;    // with the smallest and the largest text in it
 constexpr int64_t most_footer_bytes = 1 << 28;
 constexpr int64_t tail_bytes = 8;  // the footer's size and the magic
-
-int64_t nanoseconds(const timespec& time) {
-    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-}
 
 }  // namespace
 

@@ -334,24 +334,11 @@ Socket Channel::release() && {
     return std::move(socket_);
 }
 
-namespace {
-
-bool wait_for(const Channel& channel, short events, Time deadline) {
-    while (true) {
-        pollfd ready{channel.fd(), events, 0};
-        const Duration rest = deadline - Clock::now();
-        if (::poll(&ready, 1, milliseconds(rest)) == 1) return true;
-        if (rest <= Duration::zero()) return errno = ETIMEDOUT, false;
-    }
-}
-
-}  // namespace
-
 bool shake_hands(Channel& channel, Time deadline) {
     while (true) {
         const Channel::Handshake state = channel.handshake();
         if (state != Channel::Handshake::pending) return state == Channel::Handshake::done;
-        if (!wait_for(channel, channel.events(), deadline)) return false;
+        if (!wait_for(channel.fd(), channel.events(), deadline)) return false;
     }
 }
 
@@ -360,7 +347,7 @@ bool send_all(Channel& channel, std::string_view bytes, Time deadline) {
         const ssize_t n = channel.write(bytes.data(), bytes.size());
         if (n > 0)
             bytes.remove_prefix(static_cast<size_t>(n));
-        else if (errno == EAGAIN ? !wait_for(channel, POLLOUT, deadline) : errno != EINTR)
+        else if (errno == EAGAIN ? !wait_for(channel.fd(), POLLOUT, deadline) : errno != EINTR)
             return false;
     }
     return true;
@@ -373,7 +360,7 @@ bool read_all(Channel& channel, std::span<char> bytes, Time deadline) {
             bytes = bytes.subspan(static_cast<size_t>(n));
         else if (n == 0)
             return errno = 0, false;
-        else if (errno == EAGAIN ? !wait_for(channel, POLLIN, deadline) : errno != EINTR)
+        else if (errno == EAGAIN ? !wait_for(channel.fd(), POLLIN, deadline) : errno != EINTR)
             return false;
     }
     return true;

@@ -34,21 +34,20 @@ std::string text_of(const sockaddr* address, socklen_t length) {
     return std::string(is_mapped ? all.substr(mapped.size()) : all);
 }
 
-/// Waits until the socket is ready. False with errno when `deadline` passes first.
-bool wait_for(const Socket& socket, short events, Time deadline) {
-    while (true) {
-        pollfd ready{socket.fd(), events, 0};
-        const Duration rest = deadline - Clock::now();
-        if (::poll(&ready, 1, milliseconds(rest)) == 1) return true;
-        if (rest <= Duration::zero()) return errno = ETIMEDOUT, false;
-    }
-}
-
 }  // namespace
 
 int milliseconds(Duration duration) {
     const auto count = std::chrono::ceil<std::chrono::milliseconds>(duration).count();
     return static_cast<int>(std::clamp<int64_t>(count, 0, 60000));
+}
+
+bool wait_for(int fd, short events, Time deadline) {
+    while (true) {
+        pollfd ready{fd, events, 0};
+        const Duration rest = deadline - Clock::now();
+        if (::poll(&ready, 1, milliseconds(rest)) == 1) return true;
+        if (rest <= Duration::zero()) return errno = ETIMEDOUT, false;
+    }
 }
 
 Socket::~Socket() {
@@ -225,7 +224,7 @@ bool send_all(const Socket& socket, std::string_view bytes, Time deadline) {
         const ssize_t n = ::send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
         if (n > 0)
             bytes.remove_prefix(static_cast<size_t>(n));
-        else if (errno == EAGAIN ? !wait_for(socket, POLLOUT, deadline) : errno != EINTR)
+        else if (errno == EAGAIN ? !wait_for(socket.fd(), POLLOUT, deadline) : errno != EINTR)
             return false;
     }
     return true;
@@ -238,7 +237,7 @@ bool read_all(const Socket& socket, std::span<char> bytes, Time deadline) {
             bytes = bytes.subspan(static_cast<size_t>(n));
         else if (n == 0)
             return errno = 0, false;
-        else if (errno == EAGAIN ? !wait_for(socket, POLLIN, deadline) : errno != EINTR)
+        else if (errno == EAGAIN ? !wait_for(socket.fd(), POLLIN, deadline) : errno != EINTR)
             return false;
     }
     return true;

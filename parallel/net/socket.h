@@ -20,6 +20,9 @@ using Duration = Clock::duration;
 
 /// `duration` as a timeout for poll(), in ms: rounded up, at least 0 and at most 60000.
 int milliseconds(Duration duration);
+/// Waits until a descriptor is ready for `events` of poll(). False, and errno is set, if `deadline`
+/// passes first.
+bool wait_for(int fd, short events, Time deadline);
 
 /// Owns a file descriptor.
 class Socket {

@@ -15,8 +15,6 @@ constexpr int64_t alignment = 64;
 // Each bucket is a separate exchange; a run with more of them would do little but start exchanges.
 constexpr int64_t most_buckets = 1 << 20;
 
-int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
 }  // namespace
 
 BucketLayout::BucketLayout(const std::vector<Parameter>& parameters, int ranks,

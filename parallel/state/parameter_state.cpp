@@ -9,12 +9,6 @@
 
 namespace train_gpt {
 
-namespace {
-
-int64_t rounded_up(int64_t n) { return (n + code_block - 1) / code_block * code_block; }
-
-}  // namespace
-
 ParameterState::Place ParameterState::place_of(const ParameterBuffers::Piece& piece,
                                                std::string_view state) const {
     if (state == master) return {reinterpret_cast<char*>(piece.master)};
@@ -196,10 +190,11 @@ void ParameterState::read_held(std::string_view which, int i, int64_t first,
 void ParameterState::read_codes(const Place& from, int64_t n, int64_t first,
                                 std::span<float> values) const {
     const int64_t begin = first / code_block * code_block,
-                  end = std::min(n, rounded_up(first + std::ssize(values)));
+                  end = std::min(n, rounded_up(first + std::ssize(values), code_block));
     const Place blocks = from.from(begin);
     std::vector<uint8_t> codes(static_cast<size_t>(end - begin));
-    std::vector<float> scales(static_cast<size_t>(rounded_up(end - begin) / code_block)),
+    std::vector<float> scales(
+        static_cast<size_t>(rounded_up(end - begin, code_block) / code_block)),
         decoded(codes.size());
     copy_now(buffers_.device(), codes.data(), blocks.data, codes.size());
     copy_now(buffers_.device(), scales.data(), blocks.scales, scales.size() * sizeof(float));
@@ -210,12 +205,13 @@ void ParameterState::read_codes(const Place& from, int64_t n, int64_t first,
 void ParameterState::write_codes(const Place& to, int64_t n, int64_t first,
                                  std::span<const float> values) {
     const int64_t last = first + std::ssize(values), begin = first / code_block * code_block,
-                  end = std::min(n, rounded_up(last));
+                  end = std::min(n, rounded_up(last, code_block));
     std::vector<float> whole(static_cast<size_t>(end - begin));
     if (begin < first || last < end) read_codes(to, n, begin, whole);
     std::copy(values.begin(), values.end(), whole.begin() + (first - begin));
     std::vector<uint8_t> codes(whole.size());
-    std::vector<float> scales(static_cast<size_t>(rounded_up(end - begin) / code_block));
+    std::vector<float> scales(
+        static_cast<size_t>(rounded_up(end - begin, code_block) / code_block));
     encode(to.coding, whole, codes.data(), scales.data());
     const Place blocks = to.from(begin);
     copy_now(buffers_.device(), blocks.data, codes.data(), codes.size());

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/child_process.h"
+#include "base/printable.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"

@@ -4,23 +4,13 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "training/config/config_keys.h"
 #include "training/config/nearest_key.h"
 
 namespace train_gpt {
 
 namespace {
-
-/// A word of a shell's command line.
-std::string quoted(const std::string& word) {
-    const bool is_plain = word.find_first_not_of(
-                              "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-                              "0123456789_./=,:+-") == std::string::npos;
-    if (is_plain) return word;
-    std::string text = "'";
-    for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
-    return text + "'";
-}
 
 /// The key that a word on the command line means: --model.n_layer, model.n_layer=4, --n-layer=4;
 /// empty if it means none.
@@ -49,7 +39,7 @@ void refuse_keys(int argc, char** argv) {
                                                                   : "VALUE";
             throw UsageError(word,
                              " is not an option; a key of the configuration is set with --set ",
-                             quoted(key + "=" + value));
+                             shell_word(key + "=" + value));
         }
     }
 }

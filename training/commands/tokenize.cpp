@@ -18,16 +18,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A word of a command line as a shell reads it.
-std::string shell_word(const std::string& word) {
-    constexpr const char* plain =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.,/:@%";
-    if (!word.empty() && word.find_first_not_of(plain) == word.npos) return word;
-    std::string quoted = "'";
-    for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
-    return quoted + "'";
-}
-
 /// The command that trains a model on what `tokenize` wrote into a folder; empty if that is no text
 /// for training.
 std::string next_command(const fs::path& out) {

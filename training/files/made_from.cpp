@@ -1,13 +1,13 @@
 #include "training/files/made_from.h"
 
 #include <algorithm>
-#include <ctime>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/formatted.h"
 #include "base/printable.h"
 #include "training/files/checkpoint.h"
 #include "training/files/history_check.h"
@@ -136,8 +136,9 @@ std::string describe_start(const Json& start) {
     std::string hosts;
     for (const Json& host : start.value("hosts", Json::array()))
         hosts += (hosts.empty() ? "" : ", ") + text_of(host);
-    std::string text =
-        concat(describe_steps_of(start), ": ", describe_time(start.value("time", Json())));
+    const Json time = start.value("time", Json());
+    std::string text = concat(describe_steps_of(start), ": ",
+                              time.is_number_integer() ? utc_time(time.get<int64_t>()) : "");
     if (start.contains("user")) text += ", by " + text_of(start["user"]);
     text += concat(" on ", hosts, ", ", number_in(start, "ranks"), " × ",
                    text_of(start.value("device", Json("unknown"))), ", train_gpt ",
@@ -169,17 +170,6 @@ std::string describe_files(const Json& list) {
 }
 
 }  // namespace
-
-std::string describe_time(const Json& seconds) {
-    if (!seconds.is_number_integer()) return "";
-    const std::time_t time = seconds.get<int64_t>();
-    std::tm parts{};
-    char text[64];
-    return ::gmtime_r(&time, &parts) &&
-                   std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &parts) > 0
-               ? text
-               : "";
-}
 
 std::string describe_steps_of(const Json& start) {
     const int64_t first = number_in(start, "first"), last = number_in(start, "last");

@@ -33,7 +33,5 @@ std::string describe_made_from(const Json& made);
 
 /// "steps 1 to 8": what a start has trained.
 std::string describe_steps_of(const Json& start);
-/// "2026-11-27 10:00 UTC"; empty for no number.
-std::string describe_time(const Json& seconds_since_1970);
 
 }  // namespace train_gpt

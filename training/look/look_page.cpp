@@ -32,8 +32,6 @@ std::string array_of(const std::vector<T>& values) {
     return "[" + text + "]";
 }
 
-std::string quoted(const std::string& text) { return to_text(Json(text)); }
-
 /// A token as text. Bytes that are a part of a character are escaped; so are control characters.
 std::string token_text(const Tokenizer& tokenizer, int32_t token) {
     if (token < 0 || static_cast<uint32_t>(token) >= tokenizer.vocab_size())
@@ -45,8 +43,8 @@ std::string token_text(const Tokenizer& tokenizer, int32_t token) {
 std::string predictions_json(const Tokenizer& tokenizer, const std::vector<LikelyToken>& all) {
     std::string text;
     for (const LikelyToken& p : all)
-        text += concat(text.empty() ? "" : ",", "[", quoted(token_text(tokenizer, p.token)), ",",
-                       number(p.probability), "]");
+        text += concat(text.empty() ? "" : ",", "[", json_string(token_text(tokenizer, p.token)),
+                       ",", number(p.probability), "]");
     return "[" + text + "]";
 }
 
@@ -54,7 +52,7 @@ std::string tokens_json(const LookPage& look) {
     std::string text;
     for (const TokenInside& token : look.inside.tokens)
         text += concat(text.empty() ? "" : ",\n",
-                       "{\"text\":", quoted(token_text(look.tokenizer, token.token)),
+                       "{\"text\":", json_string(token_text(look.tokenizer, token.token)),
                        ",\"id\":", token.token, ",\"loss\":", number(token.loss),
                        ",\"rank\":", token.rank,
                        ",\"expected\":", predictions_json(look.tokenizer, token.expected), "}");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "model/spec.h"
 #include "parallel/axes/tensor.h"
 #include "training/config/config_text.h"
@@ -30,13 +31,9 @@ std::string settings_of(const Config& from, const Config& to) {
     for (auto [key, value] : config_values(to)) {
         if (value == before.at(key)) continue;
         settings += settings.empty() ? " with --set " : " --set ";
-        if (value.starts_with("[")) {  // for a shell
-            std::erase(value, ' ');
-            settings += concat("'", key, "=", value, "'");
-        } else {
-            std::erase(value, '"');  // JSON's quotes around a string
-            settings += concat(key, "=", value);
-        }
+        // A list without spaces, a string without the quotes of JSON.
+        std::erase(value, value.starts_with("[") ? ' ' : '"');
+        settings += shell_word(concat(key, "=", value));
     }
     return settings;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <ctime>
 
 #include "base/error.h"
 #include "base/formatted.h"
@@ -78,16 +77,6 @@ std::string shortened(std::string text, size_t most) {
     return text + " …";
 }
 
-std::string utc_time(int64_t seconds) {
-    const std::time_t time = seconds;
-    std::tm parts{};
-    char text[64];
-    if (!gmtime_r(&time, &parts) ||
-        std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &parts) == 0)
-        return "";
-    return text;
-}
-
 std::string count_text(double number) {
     return with_separators(static_cast<uint64_t>(std::max(0.0, number)));
 }
@@ -98,6 +87,8 @@ std::string rough_count(double number) {
     if (number >= 1e6) return formatted("%.3g million", number / 1e6);
     return count_text(number);
 }
+
+std::string json_string(const std::string& text) { return to_text(Json(text)); }
 
 std::string text_of(const Json& value) {
     if (value.is_null()) return "";

@@ -34,9 +34,9 @@ std::string shortened(std::string text, size_t most);
 std::string count_text(double number);
 /// "39.3 million"
 std::string rough_count(double number);
-/// "2026-03-01 14:05 UTC"
-std::string utc_time(int64_t seconds_since_1970);
 
+/// A text as a string of JSON.
+std::string json_string(const std::string& text);
 /// A JSON value as text; empty for null.
 std::string text_of(const Json& value);
 /// A field of a JSON object as text; empty if it is missing.

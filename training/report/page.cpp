@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/formatted.h"
 #include "training/commands/version.h"
 #include "training/report/html_text.h"
 #include "training/report/page_data.h"

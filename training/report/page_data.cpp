@@ -33,8 +33,6 @@ std::string array_of_differences(std::vector<double> values) {
     return array_of(values);
 }
 
-std::string quoted(const std::string& text) { return to_text(Json(text)); }
-
 /// The tokens per second at the measured rate of matrix products. Each start measures it again;
 /// this is the median over the steps. 0 if it is unknown.
 double limit_of(const MetricsTable& training) {
@@ -104,12 +102,13 @@ std::string shares_of(const MetricsTable& training, size_t most) {
         return array_of(parts);
     };
     std::string text = "{\"x\":" + array_of(edges), groups;
-    for (const auto& [name, column] : phases) text += "," + quoted(name) + ":" + shares(column);
+    for (const auto& [name, column] : phases)
+        text += "," + json_string(name) + ":" + shares(column);
     constexpr std::string_view exposed = "exposed_ms/";
     for (const auto& [column, values] : training.columns)
         if (column.starts_with(exposed))
-            groups += concat(groups.empty() ? "" : ",", quoted(column.substr(exposed.size())), ":",
-                             shares(column));
+            groups += concat(groups.empty() ? "" : ",", json_string(column.substr(exposed.size())),
+                             ":", shares(column));
     return text + ",\"groups\":{" + groups + "}}";
 }
 
@@ -120,7 +119,7 @@ std::string memory_of(const RecordedRun& run) {
     if (start && start->contains("memory") && (*start)["memory"].is_object())
         for (const auto& [purpose, bytes] : (*start)["memory"].items())
             if (bytes.is_number())
-                text += concat(text.empty() ? "" : ",", "[", quoted(purpose), ",",
+                text += concat(text.empty() ? "" : ",", "[", json_string(purpose), ",",
                                bytes.get<uint64_t>(), "]");
     return "[" + text + "]";
 }
@@ -128,7 +127,7 @@ std::string memory_of(const RecordedRun& run) {
 std::string marks_json(const RecordedRun& run) {
     std::string text;
     for (const RunMark& mark : marks_of(run))
-        text += concat(text.empty() ? "" : ",", "[", mark.step, ",", quoted(mark.text), "]");
+        text += concat(text.empty() ? "" : ",", "[", mark.step, ",", json_string(mark.text), "]");
     return "[" + text + "]";
 }
 
@@ -137,12 +136,12 @@ std::string run_json(const RecordedRun& run, int pixels, size_t runs) {
     std::string curves;
     for (const auto& [name, curve] : curves_of(run, pixels))
         curves +=
-            concat(curves.empty() ? "" : ",", quoted(name),
+            concat(curves.empty() ? "" : ",", json_string(name),
                    ":{\"x\":", array_of_differences(curve.x), ",\"y\":", array_of(curve.y), "}");
     const Json clip = run.setting("optimizer.grad_clip");
     const Json words = run.last_start() ? run.last_start()->value("vocabulary", Json()) : Json();
     return concat(
-        "{\"name\":", quoted(run.name()),
+        "{\"name\":", json_string(run.name()),
         ",\"clip\":", number(clip.is_number() ? clip.get<double>() : 0),
         ",\"limit\":", number(limit_of(run.training())),
         ",\"vocabulary\":", number(words.is_number() ? words.get<double>() : 0), ",\"curves\":{",

@@ -33,13 +33,17 @@ std::vector<std::string> words_of(std::string line) {
         if (is_blank && (before_equals || after_equals)) continue;
         joined += is_blank ? ' ' : line[i];
     }
-    std::istringstream stream(joined);
+    return split_at_blanks(joined);
+}
+
+}  // namespace
+
+std::vector<std::string> split_at_blanks(const std::string& text) {
+    std::istringstream stream(text);
     std::vector<std::string> words;
     for (std::string word; stream >> word;) words.push_back(word);
     return words;
 }
-
-}  // namespace
 
 std::vector<JobHost> parse_hosts(const std::string& text, const std::string& file) {
     std::vector<JobHost> hosts;

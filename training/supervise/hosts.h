@@ -36,4 +36,7 @@ std::vector<JobHost> slurm_hosts(const Variables& variables);
 /// Whether a name means this machine, where nothing is needed to start a process.
 bool is_this_machine(const std::string& name);
 
+/// The words of a text, which blanks divide.
+std::vector<std::string> split_at_blanks(const std::string& text);
+
 }  // namespace train_gpt

@@ -15,6 +15,7 @@
 
 #include "base/child_process.h"
 #include "base/error.h"
+#include "base/printable.h"
 #include "base/stopwatch.h"
 #include "training/supervise/line_reader.h"
 
@@ -31,20 +32,7 @@ constexpr const char* usual_srun =
     "srun --nodes=1 --ntasks=1 --overlap --no-kill --mpi=none --cpu-bind=none --gpu-bind=none "
     "--input=all";
 
-std::vector<std::string> words_of(const std::string& text) {
-    std::istringstream stream(text);
-    std::vector<std::string> words;
-    for (std::string word; stream >> word;) words.push_back(word);
-    return words;
-}
-
 }  // namespace
-
-std::string shell_word(const std::string& word) {
-    std::string text = "'";
-    for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
-    return text + "'";
-}
 
 bool HostEnd::all_succeeded() const {
     return has_answered && refusal.empty() &&
@@ -55,7 +43,7 @@ bool HostEnd::all_succeeded() const {
 
 Reach::Reach(Way way, const std::string& words)
     : way_(way),
-      words_(words_of(words)),
+      words_(split_at_blanks(words)),
       program_(std::filesystem::read_symlink("/proc/self/exe")) {}
 
 bool Reach::is_direct(const std::string& host) const {
@@ -65,7 +53,7 @@ bool Reach::is_direct(const std::string& host) const {
 std::vector<std::string> Reach::agent_on(const std::string& host) const {
     if (is_direct(host)) return {"", "supervise", "--on-host"};
     std::vector<std::string> command =
-        !words_.empty() ? words_ : words_of(way_ == Way::srun ? usual_srun : usual_ssh);
+        !words_.empty() ? words_ : split_at_blanks(way_ == Way::srun ? usual_srun : usual_ssh);
     if (way_ == Way::srun) {
         command.insert(command.end(), {"--nodelist=" + host, program_, "supervise", "--on-host"});
     } else {

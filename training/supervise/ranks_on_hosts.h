@@ -72,7 +72,4 @@ std::vector<HostEnd> run_on_hosts(const Reach& reach, const std::vector<HostOrde
                                   const std::function<void(const RankLine&)>& on_line,
                                   const std::function<bool()>& stop);
 
-/// A word for a shell's command line.
-std::string shell_word(const std::string& word);
-
 }  // namespace train_gpt

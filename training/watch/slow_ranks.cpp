@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/formatted.h"
 #include "base/json_text.h"
+#include "base/median.h"
 
 namespace train_gpt {
 
@@ -15,12 +16,6 @@ constexpr double slow_ratio = 1.5, least_share = 0.1;
 
 double seconds_of_micro_batch(const MeasuredWork& rank) {
     return rank.own_seconds() / static_cast<double>(std::max<int64_t>(rank.micro_batches, 1));
-}
-
-/// The median; the mean of the two middle values if their number is even.
-double median(std::vector<double> values) {
-    std::ranges::sort(values);
-    return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
 std::string packed(const MeasuredWork& work) {
