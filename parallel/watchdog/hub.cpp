@@ -45,9 +45,9 @@ void Hub::receive(const std::vector<pollfd>& polls) {
 }
 
 void Hub::tick() {
-    const Progress progress = progress_of(activity_);
-    if (members_[0].watched()) members_[0].update(progress, now_);
-    const Message beat = heartbeat(progress);
+    const ActivityReport report = report_of(activity_);
+    if (members_[0].watched()) members_[0].update(report, now_);
+    const Message beat = heartbeat(report);
     for (Member& member : members_)
         if (member.connection && member.connection->idle()) member.connection->send(beat);
     judge_silent();
@@ -68,7 +68,7 @@ bool Hub::handle(int rank, Fields fields) {
     Member& member = members_[static_cast<size_t>(rank)];
     switch (fields.kind()) {
         case Kind::heartbeat:
-            member.update(parse_progress(fields), now_);
+            member.update(parse_report(fields), now_);
             return true;
         case Kind::failure: {
             member.failed = true;
@@ -123,7 +123,7 @@ void Hub::judge_stuck() {
     const Member* last = nullptr;  // the rank that the others wait for
     for (const Member& member : members_) {
         const auto place = [](const Member& m) {
-            return std::tuple(m.progress.collectives, m.progress.step, m.changed);
+            return std::tuple(m.report.collectives, m.report.step, m.changed);
         };
         if (member.watched() && (!last || place(member) < place(*last))) last = &member;
     }
@@ -183,7 +183,7 @@ void Hub::admit(Newcomer& newcomer, const std::vector<pollfd>& polls) {
             member.state = Member::State::watched;
             member.host = newcomer.host;
             member.changed = now_;
-            member.update(parse_progress(fields), now_);
+            member.update(parse_report(fields), now_);
             member.connection = std::move(newcomer.connection);
             return;  // anything after it is read with the next heartbeat
         } else {

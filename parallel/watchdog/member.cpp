@@ -7,7 +7,7 @@ Line failure_of(const Line& who, const Line& message, int exit_code) {
 }
 
 Line describe_failure(const Line& who, const Member& member, const Line& verdict) {
-    const Progress& last = member.progress;
+    const ActivityReport& last = member.report;
     const Line collective = last.collectives == 0 ? Line("it has entered no collective")
                                                   : line("its last collective was %s number %lld",
                                                          last.collective.c_str(),

@@ -14,14 +14,14 @@ struct Member {
     State state = State::expected;
     std::unique_ptr<Connection> connection;
     Name host;
-    Progress progress;
+    ActivityReport report;
     bool failed = false;  // it has reported a failure
     Time heard;           // when its last message arrived
     Time changed;         // when its pulses last changed
 
-    void update(const Progress& latest, Time now) {
-        if (latest.pulses != progress.pulses) changed = now;
-        progress = latest;
+    void update(const ActivityReport& latest, Time now) {
+        if (latest.pulses != report.pulses) changed = now;
+        report = latest;
         heard = now;
     }
     bool expected() const { return state == State::expected; }

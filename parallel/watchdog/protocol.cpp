@@ -39,7 +39,7 @@ Key Fields::key() {
     return key;
 }
 
-Progress progress_of(const Activity& activity) {
+ActivityReport report_of(const Activity& activity) {
     return {activity.pulses.load(std::memory_order_relaxed),
             activity.step.load(std::memory_order_relaxed),
             activity.collectives.load(std::memory_order_relaxed),
@@ -47,21 +47,21 @@ Progress progress_of(const Activity& activity) {
             Name(activity.phase.load(std::memory_order_relaxed))};
 }
 
-Message heartbeat(const Progress& progress) {
+Message heartbeat(const ActivityReport& report) {
     Message message(Kind::heartbeat);
-    message.number(progress.pulses).number(progress.step).number(progress.collectives);
-    message.text(progress.collective).text(progress.phase);
+    message.number(report.pulses).number(report.step).number(report.collectives);
+    message.text(report.collective).text(report.phase);
     return message;
 }
 
-Progress parse_progress(Fields fields) {
-    Progress progress;
-    progress.pulses = fields.number();
-    progress.step = fields.number();
-    progress.collectives = fields.number();
-    progress.collective = fields.text<Name>();
-    progress.phase = fields.text<Name>();
-    return progress;
+ActivityReport parse_report(Fields fields) {
+    ActivityReport report;
+    report.pulses = fields.number();
+    report.step = fields.number();
+    report.collectives = fields.number();
+    report.collective = fields.text<Name>();
+    report.phase = fields.text<Name>();
+    return report;
 }
 
 }  // namespace train_gpt::watchdog

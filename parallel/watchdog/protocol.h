@@ -24,7 +24,7 @@ enum class Kind : uint8_t {
     // Rank 0's answer: the other half of the secret, host. The first heartbeat after it makes the
     // rank a member.
     welcome,
-    // Progress.
+    // An ActivityReport.
     heartbeat,
     // To rank 0: the failure that a rank reports. From rank 0: the line that rank 0 has printed.
     // The exit code of all ranks comes first; 0 stands for WatchdogOptions::exit_code.
@@ -97,13 +97,13 @@ inline int exit_code_of(int64_t number) {
 }
 
 /// What a heartbeat says: an Activity at one moment.
-struct Progress {
+struct ActivityReport {
     int64_t pulses = 0, step = 0, collectives = 0;
     Name collective{"none"}, phase{"start"};
 };
 
-Progress progress_of(const Activity& activity);
-Message heartbeat(const Progress& progress);
-Progress parse_progress(Fields fields);
+ActivityReport report_of(const Activity& activity);
+Message heartbeat(const ActivityReport& report);
+ActivityReport parse_report(Fields fields);
 
 }  // namespace train_gpt::watchdog

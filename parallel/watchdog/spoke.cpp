@@ -15,7 +15,7 @@ namespace train_gpt::watchdog {
 Spoke::Spoke(const Invitation& invitation, const Activity& activity, WatchdogOptions options)
     : Watch(activity, std::move(options)) {
     join(invitation);
-    hub_.connection->send(heartbeat(progress_of(activity_)));
+    hub_.connection->send(heartbeat(report_of(activity_)));
     hub_.state = Member::State::watched;
     advance_clock();
     hub_.heard = hub_.changed = now_;
@@ -90,7 +90,7 @@ void Spoke::receive(const std::vector<pollfd>& polls) {
     while (const uint8_t* message = hub_.connection->next()) {
         Fields fields(message);
         if (said_goodbye_) continue;
-        if (fields.kind() == Kind::heartbeat) hub_.update(parse_progress(fields), now_);
+        if (fields.kind() == Kind::heartbeat) hub_.update(parse_report(fields), now_);
         if (fields.kind() == Kind::failure) {
             const int code = exit_code_of(fields.number());
             return fail(fields.text<Line>(), false, code);
@@ -106,7 +106,7 @@ void Spoke::receive(const std::vector<pollfd>& polls) {
 
 void Spoke::tick() {
     if (!hub_.connection || said_goodbye_) return;
-    if (hub_.connection->idle()) hub_.connection->send(heartbeat(progress_of(activity_)));
+    if (hub_.connection->idle()) hub_.connection->send(heartbeat(report_of(activity_)));
     if (since(hub_.heard) > timeout_)
         suspect(Cause::silent, deference(), describe_failure(who(0, hub_.host), hub_, silence()));
 }
