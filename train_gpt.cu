@@ -193,7 +193,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                             world.local_size());
         return std::string();
     });
-    Arena arena = allocate(plan, shape, world.local_size());
+    Arena arena = allocate_or_advise(plan, shape, world.local_size());
     Trainer trainer(shape, arena, mesh.rank());
     const Choices choices = choose_kernels(trainer, decided, world);
     const AttentionUse attention = attention_of_ranks(trainer.stream, world);
@@ -271,7 +271,7 @@ int train(const CommandLine& line) {
     return run_as_rank([&](const World& world) {
         Config config;
         together(world, [&] {
-            config = load_config(line, world.size());
+            config = config_of_command(line, world.size());
             if (!line.print_config) require_run_inputs(config, line.config);
             return "";
         });

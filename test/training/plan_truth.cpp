@@ -127,7 +127,7 @@ std::vector<TruthRow> truth_rows(const std::string& path) {
 double predicted(const TruthRow& row, const std::vector<double>& values) {
     WorkOptions options = row.options;
     options.efficiencies = efficiencies_of(options.software, row.cluster, options.fp8, values);
-    const double seconds = simulate(step_work(row.shape, row.cluster, options)).seconds;
+    const double seconds = simulate_step(step_work(row.shape, row.cluster, options)).seconds;
     return static_cast<double>(row.shape.config.batch.tokens_per_step) /
            (seconds * row.shape.mesh.world());
 }

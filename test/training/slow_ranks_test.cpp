@@ -65,21 +65,21 @@ TEST_CASE("more micro-batches, another stage, and noise in short steps make no r
 TEST_CASE("ranks: slow ranks", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
-    SlowRanks watch;
+    SlowWorkWatch watch;
     std::vector<size_t> lines;
-    for (int64_t step = 1; step <= 4 * SlowRanks::steps; ++step) {
+    for (int64_t step = 1; step <= 4 * SlowWorkWatch::steps; ++step) {
         // Rank 1 is slow in the first, second and fourth fifty steps.
-        const int64_t window = (step - 1) / SlowRanks::steps;
+        const int64_t window = (step - 1) / SlowWorkWatch::steps;
         StepTimes times;
         times[StepPhase::compute] = world.rank() == 1 && window != 2 ? 2 : 1;
         times[StepPhase::data] = 0.5;
         times[StepPhase::communication] = 1;
         watch.add(times, 1);
-        REQUIRE(watch.is_due() == (step % SlowRanks::steps == 0));
+        REQUIRE(watch.is_due() == (step % SlowWorkWatch::steps == 0));
         if (!watch.is_due()) continue;
         const std::vector<std::string> said = watch.take(step, world, 0);
         lines.push_back(said.size());
-        if (step != SlowRanks::steps) continue;
+        if (step != SlowWorkWatch::steps) continue;
         REQUIRE(said.size() == 1);
         CHECK(contains(said[0], "rank 1 (host " + world.host() +
                                     ") is slow: in steps 1 to 50 its own work took 1.7 times"));

@@ -71,7 +71,7 @@ Config small_config() {
 double seconds_on(const Config& config, int world, const char* cluster = "h100-dgx") {
     const Cluster on = find_cluster(cluster);
     const RunShape shape = shape_on(config, on, world);
-    return simulate(step_work(shape, on)).seconds;
+    return simulate_step(step_work(shape, on)).seconds;
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ TEST_CASE("without exchanges a step takes as long as the pipeline's simulation",
             times.stages.push_back(of);
         }
         CAPTURE(name_of(kind), p, v, m);
-        const SimulatedStep step = simulate(work, true);
+        const SimulatedStep step = simulate_step(work, true);
         const PipelineTimeline timeline = simulate(work.schedule, times);
         CHECK(step.seconds == Approx(timeline.makespan));
         CHECK(step.bubble == Approx(timeline.idle_share()).margin(1e-9));
@@ -110,18 +110,18 @@ TEST_CASE("gathers of weights and sums of gradients hide behind computing",
           "[plan][step_simulation]") {
     // Four units forward (4 s) and backward (8 s).
     StepWork work = one_rank(4, 1);
-    CHECK(simulate(work).seconds == Approx(12));
+    CHECK(simulate_step(work).seconds == Approx(12));
     for (UnitWork& unit : work.ranks[0].stages[0]) unit.gather = 1;
     // The first unit waits for its weights; the others' come while units before compute.
-    CHECK(simulate(work).seconds == Approx(13));
+    CHECK(simulate_step(work).seconds == Approx(13));
     for (UnitWork& unit : work.ranks[0].stages[0]) unit.reduce_once = 2;
     // Only the last sum is left after the last unit.
-    CHECK(simulate(work).seconds == Approx(15));
+    CHECK(simulate_step(work).seconds == Approx(15));
     for (UnitWork& unit : work.ranks[0].stages[0]) unit.reduce_once = 5;
     // Sums follow one after the other from the first unit's end on.
-    CHECK(simulate(work).seconds == Approx(1 + 4 + 2 + 4 * 5));
+    CHECK(simulate_step(work).seconds == Approx(1 + 4 + 2 + 4 * 5));
     work.ranks[0].optimizer = 3;
-    CHECK(simulate(work).seconds == Approx(1 + 4 + 2 + 4 * 5 + 3));
+    CHECK(simulate_step(work).seconds == Approx(1 + 4 + 2 + 4 * 5 + 3));
 }
 
 TEST_CASE("with ZeRO-3 each pass gathers weights, one unit ahead", "[plan][step_simulation]") {
@@ -129,14 +129,14 @@ TEST_CASE("with ZeRO-3 each pass gathers weights, one unit ahead", "[plan][step_
     work.gathers_each = true;
     for (UnitWork& unit : work.ranks[0].stages[0]) unit.gather = 0.5;
     // Only the first gather has nothing to hide behind.
-    CHECK(simulate(work).seconds == Approx(24.5));
+    CHECK(simulate_step(work).seconds == Approx(24.5));
     for (UnitWork& unit : work.ranks[0].stages[0]) unit.gather = 3;
     // 16 gathers of 3 s decide; the last unit computes 2 s after its own.
-    CHECK(simulate(work).seconds == Approx(16 * 3 + 2));
+    CHECK(simulate_step(work).seconds == Approx(16 * 3 + 2));
     for (UnitWork& unit : work.ranks[0].stages[0]) unit.gather = 0, unit.reduce_each = 2.5;
     // Backward passes take 8 s each and their sums 10 s: those of the first end at 16 s, while the
     // second pass computes from 16 s on; its sums end 0.5 s a unit later than its units.
-    CHECK(simulate(work).seconds == Approx(16 + 2 + 4 * 2.5));
+    CHECK(simulate_step(work).seconds == Approx(16 + 2 + 4 * 2.5));
 }
 
 TEST_CASE("collectives beside computing slow it down", "[plan][step_simulation]") {
@@ -144,13 +144,13 @@ TEST_CASE("collectives beside computing slow it down", "[plan][step_simulation]"
     work.beside_exchanges = 0.5;
     work.ranks[0].stages[0][1].gather = 1;
     // The second unit's weights arrive while the first computes: 1 s becomes 1.5 s.
-    CHECK(simulate(work).seconds == Approx(6.5));
+    CHECK(simulate_step(work).seconds == Approx(6.5));
     // So do gathers before each pass. Each pass of four units has three beside it, of half a
     // second; the first one's has nothing to hide behind.
     StepWork each = one_rank(4, 1);
     each.beside_exchanges = 0.5, each.gathers_each = true;
     for (UnitWork& unit : each.ranks[0].stages[0]) unit.gather = 0.5;
-    CHECK(simulate(each).seconds == Approx(0.5 + 4 + 8 + 2 * 3 * 0.25));
+    CHECK(simulate_step(each).seconds == Approx(0.5 + 4 + 8 + 2 * 3 * 0.25));
 }
 
 TEST_CASE("what the busiest rank of a pipeline does and waits for fills a step at most",
@@ -172,7 +172,8 @@ TEST_CASE("a trace is as long as the step on many ranks", "[plan][step_simulatio
     config.parallel.zero = 3;
     config.batch.tokens_per_step *= 4;
     const Cluster cluster = find_cluster("h100-dgx");
-    const SimulatedStep step = simulate(step_work(shape_on(config, cluster, 64), cluster), true);
+    const SimulatedStep step =
+        simulate_step(step_work(shape_on(config, cluster, 64), cluster), true);
     double end = 0;
     for (const SimulatedSpan& span : step.spans[0]) end = std::max(end, span.end);
     CHECK(end == Approx(step.seconds));
@@ -190,7 +191,7 @@ TEST_CASE("a step without an axis's exchanges is not longer", "[plan][step_simul
     for (const Axis axis : {Axis::data, Axis::tensor, Axis::context, Axis::pipeline}) {
         WorkOptions without;
         without.without = axis;
-        const double seconds = simulate(step_work(shape, cluster, without)).seconds;
+        const double seconds = simulate_step(step_work(shape, cluster, without)).seconds;
         CAPTURE(name_of(axis));
         CHECK(seconds <= all.step_seconds * (1 + 1e-9));
         if (all.exposed.contains(name_of(axis)))
@@ -216,7 +217,8 @@ TEST_CASE("a prediction follows what a step must do", "[plan][step_simulation]")
     const RunShape shape = shape_on(recomputing, cluster, 1);
     double before = 0;
     for (const Recompute level : recompute_levels) {
-        const double seconds = simulate(step_work(shape.with_recompute(level), cluster)).seconds;
+        const double seconds =
+            simulate_step(step_work(shape.with_recompute(level), cluster)).seconds;
         CHECK(seconds > before);
         before = seconds;
     }
@@ -232,7 +234,7 @@ TEST_CASE("a prediction follows what a step must do", "[plan][step_simulation]")
     mixture.model.n_ff_expert = spec_of(config, config.model.vocab_size).n_ff;
     CHECK(seconds_on(mixture, 1) > one);
     // fp8's products are faster.
-    CHECK(simulate(step_work(shape, cluster, {.fp8 = true})).seconds < one);
+    CHECK(simulate_step(step_work(shape, cluster, {.fp8 = true})).seconds < one);
 }
 
 TEST_CASE("an update takes its bytes, and offloaded state comes and goes at the same time",
@@ -585,7 +587,7 @@ TEST_CASE("a simulated trace is JSON with the spans of every pipeline rank",
     config.parallel.pipeline = 2;
     const Cluster cluster = find_cluster("h100-dgx");
     const RunShape shape = shape_on(config, cluster, 4);
-    const SimulatedStep step = simulate(step_work(shape, cluster), true);
+    const SimulatedStep step = simulate_step(step_work(shape, cluster), true);
     const TemporaryDirectory folder;
     write_trace(folder / "trace.json", step, shape.mesh.first_ranks(Axis::pipeline));
     const Json json = parse_json(read(folder / "trace.json"));
@@ -620,7 +622,7 @@ TEST_CASE("a search's ways fit, are sorted, and simulate to their times", "[plan
         CHECK(way.memory > 0);
         CHECK(way.step_seconds >= before);
         before = way.step_seconds;
-        CHECK(simulate(step_work(way.shape, cluster)).seconds ==
+        CHECK(simulate_step(step_work(way.shape, cluster)).seconds ==
               Approx(way.step_seconds).epsilon(0.02));
     }
     for (const Candidate& way : result.fuller) CHECK(way.memory > result.memory_available);
@@ -811,7 +813,7 @@ TEST_CASE("a search offloads where nothing fits otherwise", "[plan][search]") {
     for (const Candidate& way : result.best) {
         CHECK(way.shape.offload().optimizer);
         CHECK(way.memory <= result.memory_available);
-        CHECK(simulate(step_work(way.shape, cluster)).seconds == Approx(way.step_seconds));
+        CHECK(simulate_step(step_work(way.shape, cluster)).seconds == Approx(way.step_seconds));
     }
     CHECK(std::ranges::is_sorted(result.best, {}, &Candidate::step_seconds));
     CHECK(contains(to_text(result, cluster), "optimizer"));

@@ -19,7 +19,7 @@ Config given_config(const CommandLine& line) {
     return config;
 }
 
-Config load_config(const CommandLine& line, int world, DecaysOf decays) {
+Config config_of_command(const CommandLine& line, int world, DecaysOf decays) {
     Config config = with_decay_from(given_config(line), decays);
     check_config(config, find_config(line.config).string(), world);
     return config;

@@ -125,6 +125,6 @@ Config given_config(const CommandLine& line);
 
 /// The configuration for a run on `world` ranks: what with_decay_from() makes of given_config(),
 /// checked.
-Config load_config(const CommandLine& line, int world, DecaysOf decays = DecaysOf::run);
+Config config_of_command(const CommandLine& line, int world, DecaysOf decays = DecaysOf::run);
 
 }  // namespace train_gpt

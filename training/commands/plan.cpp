@@ -56,7 +56,7 @@ int plan_on_cluster(const CommandLine& line, Config config) {
           asked.json);
     if (!asked.trace.empty()) {
         const StepWork work = step_work(shape, cluster, {.fp8 = is_fp8(config)});
-        write_trace(asked.trace, simulate(work, true), shape.mesh.first_ranks(Axis::pipeline));
+        write_trace(asked.trace, simulate_step(work, true), shape.mesh.first_ranks(Axis::pipeline));
         if (!asked.json) std::printf("wrote %s\n", printable(asked.trace).c_str());
     }
     std::fflush(stdout);
@@ -92,7 +92,7 @@ std::string time_on(const Gpu& gpu, const PlanTarget& target, const Config& conf
 }  // namespace
 
 int plan(const CommandLine& line) {
-    const Config config = load_config(line, line.world);
+    const Config config = config_of_command(line, line.world);
     if (!line.planning.cluster.empty()) return plan_on_cluster(line, config);
     const bool is_elsewhere = !line.gpu.empty() || line.gpu_bytes > 0;
     if (is_elsewhere && config.device == "cpu")

@@ -102,7 +102,7 @@ int supervise(const CommandLine& line) {
                          job.hosts.size() == 1 ? " host" : " hosts");
     job.plan = plan_arguments(inner);
     job.config = [&](int world) {
-        Config config = load_config(inner, world);
+        Config config = config_of_command(inner, world);
         require_run_inputs(config, inner.config);
         return config;
     };

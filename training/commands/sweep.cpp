@@ -82,7 +82,7 @@ void add_runs(const CommandLine& line, size_t c, OpenedData& data, SweepPlan& pl
     with.overrides.insert(with.overrides.end(), combination.overrides.begin(),
                           combination.overrides.end());
     const std::string decay_from = given_config(with).schedule.decay_from;
-    Config config = load_config(with, 1, DecaysOf::sweep);
+    Config config = config_of_command(with, 1, DecaysOf::sweep);
     require_run_inputs(config, line.config);
     plan.folder = config.run_dir;
     const int64_t steps = total_steps(config, data.epoch_tokens(config));

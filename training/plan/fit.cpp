@@ -392,7 +392,7 @@ void require_host_memory(const Arena& plan, const RunShape& shape, const DeviceA
                 "; ", change_that_pins_less(plan, shape, available), fewer);
 }
 
-Arena allocate(const Arena& plan, const RunShape& shape, int local_ranks) {
+Arena allocate_or_advise(const Arena& plan, const RunShape& shape, int local_ranks) {
     try {
         return allocate(plan);
     } catch (const Error& error) {

@@ -99,6 +99,6 @@ void require_host_memory(const Arena& plan, const RunShape& shape, const DeviceA
                          int local_ranks);
 /// Allocates the memory of a run's plan. If there is not enough, the Error says what takes how
 /// much and what would fit. local_ranks: of this host.
-Arena allocate(const Arena& plan, const RunShape& shape, int local_ranks = 1);
+Arena allocate_or_advise(const Arena& plan, const RunShape& shape, int local_ranks = 1);
 
 }  // namespace train_gpt

@@ -60,7 +60,7 @@ std::string pipeline_table(const RunShape& shape, const std::vector<DeviceAndHos
     return text;
 }
 
-std::string planned_picture(const RunShape& shape, const std::vector<DeviceAndHost>& memory) {
+std::string schedule_picture(const RunShape& shape, const std::vector<DeviceAndHost>& memory) {
     const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(shape));
     const PipelineTimeline timeline = simulate(schedule, stage_flops(shape));
     std::vector<std::string> of_ranks;

@@ -23,6 +23,6 @@ PipelineTimes stage_flops(const RunShape& shape);
 std::string pipeline_table(const RunShape& shape, const std::vector<DeviceAndHost>& memory);
 
 /// The picture of that schedule (training/report/pipeline_picture.h).
-std::string planned_picture(const RunShape& shape, const std::vector<DeviceAndHost>& memory);
+std::string schedule_picture(const RunShape& shape, const std::vector<DeviceAndHost>& memory);
 
 }  // namespace train_gpt

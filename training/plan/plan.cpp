@@ -341,7 +341,7 @@ std::string planned_picture(const Config& given, const PlanTarget& target, int w
     const DeviceAndHost available = memory_for_a_rank(target, asked.mesh);
     const Speeds speeds = planned_speeds(target, available, asked);
     const RunShape shape = with_choices(asked, fit_into(available, asked, device, speeds));
-    return planned_picture(shape, memory_of_stages(shape, device));
+    return schedule_picture(shape, memory_of_stages(shape, device));
 }
 
 }  // namespace train_gpt

@@ -131,7 +131,7 @@ Prediction predict(const RunShape& shape, const Cluster& cluster,
     const bool fp8 = is_fp8(shape.config);
     const WorkOptions given{.fp8 = fp8};
     const StepWork work = step_work(shape, cluster, given);
-    const SimulatedStep step = simulate(work);
+    const SimulatedStep step = simulate_step(work);
     const Config& config = shape.config;
     Prediction p;
     p.step_seconds = step.seconds;
@@ -151,7 +151,7 @@ Prediction predict(const RunShape& shape, const Cluster& cluster,
             continue;
         WorkOptions without = given;
         without.without = axis;
-        const double seconds = simulate(step_work(shape, cluster, without)).seconds;
+        const double seconds = simulate_step(step_work(shape, cluster, without)).seconds;
         p.exposed[name_of(axis)] = std::max(0.0, step.seconds - seconds);
     }
     const Busiest busiest = busiest_of(work);

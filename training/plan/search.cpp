@@ -23,7 +23,7 @@ double seconds_of(StepWork& work, const PipelineShape& pipeline) {
         PipelineShape other = pipeline;
         other.micro_batches = micro_batches;
         if (!(work.schedule.shape == other)) work.schedule = pipeline_schedule(other);
-        return simulate(work).seconds;
+        return simulate_step(work).seconds;
     };
     const int m = pipeline.micro_batches, longer = 8 * pipeline.ranks, shorter = longer / 2;
     if (m <= 2 * longer) return of(m);
@@ -212,7 +212,7 @@ class Search {
         }
         // seconds_of() may be a per cent off.
         for (Candidate& way : result_.best)
-            way.step_seconds = simulate(step_work(way.shape, cluster_, work_options_)).seconds;
+            way.step_seconds = simulate_step(step_work(way.shape, cluster_, work_options_)).seconds;
         std::ranges::stable_sort(result_.best, {}, &Candidate::step_seconds);
     }
 

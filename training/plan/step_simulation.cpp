@@ -221,7 +221,7 @@ class StepSimulation {
 
 }  // namespace
 
-SimulatedStep simulate(const StepWork& work, bool keep_spans) {
+SimulatedStep simulate_step(const StepWork& work, bool keep_spans) {
     return StepSimulation(work, keep_spans).run();
 }
 

@@ -45,6 +45,6 @@ struct SimulatedStep {
 /// - While exchanges run, computing is slower by StepWork::beside_exchanges.
 /// - A message leaves when the pass before it has ended. A pass waits for its message.
 /// - The step ends when all exchanges have ended and the optimizer has updated this rank's state.
-SimulatedStep simulate(const StepWork& work, bool keep_spans = false);
+SimulatedStep simulate_step(const StepWork& work, bool keep_spans = false);
 
 }  // namespace train_gpt

@@ -92,7 +92,7 @@ std::string ranks_of(const Json& start) {
 }
 
 /// "2 × pipeline, 4 × data parallel, ZeRO stage 1": the axes with several ranks, and data.
-std::string mesh_of(const RecordedRun& run, double ranks) {
+std::string mesh_text(const RecordedRun& run, double ranks) {
     std::string axes;
     for (const Axis axis : all_axes) {
         if (axis == Axis::data) continue;
@@ -205,7 +205,7 @@ std::vector<Fact> provenance_of(const RecordedRun& run) {
                                                                   : field_text(start, "version"))},
             {"Device", html(device)},
             {"Ranks", ranks > 0 ? ranks_of(start) : html(field_text(manifest, "host"))},
-            {"Mesh", ranks > 0 ? mesh_of(run, ranks) : ""},
+            {"Mesh", ranks > 0 ? mesh_text(run, ranks) : ""},
             {"Micro-batch",
              field_text(choices, "micro_batch").empty()
                  ? ""

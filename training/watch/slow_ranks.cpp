@@ -53,14 +53,14 @@ std::vector<SlowWork> find_slow_work(std::span<const MeasuredWork> ranks) {
     return slow;
 }
 
-void SlowRanks::add(const StepTimes& times, int64_t micro_batches) {
+void SlowWorkWatch::add(const StepTimes& times, int64_t micro_batches) {
     if (steps_ == 0) work_.micro_batches = 0;
     ++steps_;
     work_.times.add(times);
     work_.micro_batches += micro_batches;
 }
 
-std::vector<std::string> SlowRanks::take(int64_t last_step, const World& world, int stage) {
+std::vector<std::string> SlowWorkWatch::take(int64_t last_step, const World& world, int stage) {
     work_.host = world.host();
     work_.stage = stage;
     std::vector<MeasuredWork> ranks;

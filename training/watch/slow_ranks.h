@@ -40,7 +40,7 @@ struct SlowWork {
 /// The slow ranks among all ranks, by rank.
 std::vector<SlowWork> find_slow_work(std::span<const MeasuredWork> ranks);
 
-class SlowRanks {
+class SlowWorkWatch {
   public:
     static constexpr int64_t steps = 50;
 

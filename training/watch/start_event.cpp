@@ -51,7 +51,7 @@ Json binary_of_process() try {
     return {};
 }
 
-Json mesh_of(const MeshLayout& layout) {
+Json mesh_json(const MeshLayout& layout) {
     Json mesh = Json::object();
     for (const Axis axis : all_axes_and_parts)
         if (axis != Axis::replica) mesh[name_of(axis)] = layout.size(axis);
@@ -181,7 +181,7 @@ Json start_event(const RunStart& start, std::vector<std::string> hosts,
     line["command"] = command_of_process();
     line["working_directory"] = fs::current_path(code).string();
     line["binary"] = binary_of_process();
-    line["mesh"] = mesh_of(start.mesh.layout());
+    line["mesh"] = mesh_json(start.mesh.layout());
     std::vector<Json> earlier;
     const Json* last = nullptr;
     for (const HistoryLine& of : before.lines) {

@@ -61,7 +61,7 @@ class StepLog {
     MetricsLog& metrics_;
     StepAccounting accounting_;
     StepPace pace_;
-    SlowRanks slow_ranks_;
+    SlowWorkWatch slow_ranks_;
     double peak_flops_;  // the highest so far
     Stopwatch since_last_step_;
     std::map<std::string, int64_t> sent_;
