@@ -140,7 +140,7 @@ void note_missing_steps(const RunStart& start, const StepProfile& profile, const
         progress.say(concat("the run in ", start.given.run_dir, " is at step ", first,
                             ", beyond the configuration's ", steps, ": nothing is trained"));
     for (const auto& [what, needed] :
-         {std::pair{"profile", profile.steps_needed()}, {"trace", trace.steps_needed()}})
+         {std::pair{"profile", profile.steps().needed()}, {"trace", trace.steps().needed()}})
         if (start.steps_left() < needed)
             progress.say(concat("note: there will be no ", what, ", which takes ", needed,
                                 " steps; ", start.steps_left(), " are left"));

@@ -143,8 +143,8 @@ Run::Pause Run::next_pause() const {
                 !replays && start_.data.evaluations().validation && due(config.evaluation.every),
             .samples = !replays && start_.data.tokenizer() && due(config.sampling.every),
             .saves = save_due() && !saves_beside() && checkpoints_.save_of_step() != step_,
-            .ends_profile = parts_.profile.ends_after(step_ - first_step_),
-            .ends_trace = parts_.trace.ends_after(step_ - first_step_),
+            .ends_profile = parts_.profile.steps().end_after(step_ - first_step_),
+            .ends_trace = parts_.trace.steps().end_after(step_ - first_step_),
             .stops = step_ == stop_at_};
 }
 

@@ -10,7 +10,7 @@ namespace train_gpt {
 
 StepProfile::StepProfile(const Device& device, int64_t steps, double peak_flops)
     : steps_(steps), peak_flops_(peak_flops), profiler_(device) {
-    if (steps_ > 0) bandwidth_ = measure_bandwidth(device);
+    if (steps_.count() > 0) bandwidth_ = measure_bandwidth(device);
 }
 
 void StepProfile::begin_step(Stream& stream, int64_t step_of_process) {
@@ -38,8 +38,8 @@ void StepProfile::resume(Stream& stream) {
 std::string StepProfile::finish(Stream& stream) {
     pause(stream);
     paused_ = false;
-    return profile_table(profiler_.totals(), steps_, submitted_ - steps_, seconds_, peak_flops_,
-                         bandwidth_);
+    return profile_table(profiler_.totals(), steps_.count(), submitted_ - steps_.count(), seconds_,
+                         peak_flops_, bandwidth_);
 }
 
 std::string profile_of_stages(const Mesh& mesh, const std::string& table) {

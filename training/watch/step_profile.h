@@ -6,6 +6,7 @@
 #include "base/stopwatch.h"
 #include "device/profile.h"
 #include "parallel/mesh.h"
+#include "training/watch/measured_steps.h"
 
 namespace train_gpt {
 
@@ -15,15 +16,10 @@ class StepProfile {
     /// is peak_flops, from measure_peak_flops(). steps = 0: no profile.
     StepProfile(const Device& device, int64_t steps, double peak_flops);
 
-    /// Steps that the process must run for the profile; 0: no profile.
-    int64_t steps_needed() const { return steps_ > 0 ? warm_up + steps_ : 0; }
-    /// Whether the profile starts with this step, before which the device must be idle. The first
-    /// two steps are warm-up.
+    const MeasuredSteps& steps() const { return steps_; }
+    /// Whether the profile starts with this step, before which the device must be idle.
     bool starts_before(int64_t step_of_process) const {
-        return steps_ > 0 && submitted_ == 0 && step_of_process == warm_up;
-    }
-    bool ends_after(int64_t steps_of_process) const {
-        return steps_ > 0 && steps_of_process == steps_needed();
+        return submitted_ == 0 && steps_.start_after(step_of_process);
     }
     /// Before each step is submitted, also before one that is computed again.
     void begin_step(Stream& stream, int64_t step_of_process);
@@ -37,11 +33,10 @@ class StepProfile {
     std::string finish(Stream& stream);
 
   private:
-    static constexpr int64_t warm_up = 2;
-
     void start(Stream& stream);
 
-    int64_t steps_, submitted_ = 0;  // submitted since the start
+    MeasuredSteps steps_;
+    int64_t submitted_ = 0;  // since the start
     double peak_flops_, bandwidth_ = 0;
     Profiler profiler_;
     double seconds_ = 0;  // before since_start_

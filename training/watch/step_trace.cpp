@@ -37,7 +37,7 @@ double common_time(const World& world) {
 void StepTrace::start(Stream& stream, int64_t step, const World& world) {
     // Steps are alike, but for spans that depend on what has to be waited for.
     const size_t of_step = tracer_.spans() + tracer_.spans() / 4 + 64;
-    const auto steps = static_cast<size_t>(steps_);
+    const auto steps = static_cast<size_t>(steps_.count());
     tracer_.reserve(of_step * steps, steps + 1);
     start_ = common_time(world);
     first_step_ = step;
@@ -46,7 +46,7 @@ void StepTrace::start(Stream& stream, int64_t step, const World& world) {
 }
 
 void StepTrace::begin_step(Stream& stream, int64_t step, int64_t step_of_process) {
-    if (steps_ > 0 && step_of_process == warm_up - 1) {
+    if (steps_.start_after(step_of_process + 1)) {
         state_ = State::counting;
         tracer_.count();
     }

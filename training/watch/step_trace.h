@@ -9,6 +9,7 @@
 
 #include "device/trace.h"
 #include "parallel/world.h"
+#include "training/watch/measured_steps.h"
 #include "training/watch/progress.h"
 
 namespace train_gpt {
@@ -20,15 +21,11 @@ class StepTrace {
     StepTrace(const Device& device, int64_t steps, std::filesystem::path run_dir)
         : steps_(steps), run_dir_(std::move(run_dir)), tracer_(device) {}
 
-    /// Steps that the process must run for the trace; 0: no trace.
-    int64_t steps_needed() const { return steps_ > 0 ? warm_up + steps_ : 0; }
-    /// Whether to call start() before this step is submitted. The first two steps are warm-up. The
-    /// second step counts the spans, so that start() can make room for them.
+    const MeasuredSteps& steps() const { return steps_; }
+    /// Whether to call start() before this step is submitted. The last step of the warm-up counts
+    /// the spans, so that start() can make room for them.
     bool starts_before(int64_t step_of_process) const {
-        return steps_ > 0 && state_ != State::tracing && step_of_process == warm_up;
-    }
-    bool ends_after(int64_t steps_of_process) const {
-        return steps_ > 0 && steps_of_process == steps_needed();
+        return state_ != State::tracing && steps_.start_after(step_of_process);
     }
     /// Begins the trace. The device must be idle. `step`: the first step to trace, counted from 1.
     void start(Stream& stream, int64_t step, const World& world);
@@ -46,8 +43,6 @@ class StepTrace {
     void finish(const World& world, Progress& progress);
 
   private:
-    static constexpr int64_t warm_up = 2;
-
     enum class State : uint8_t { off, counting, tracing };
 
     /// The file of a rank's trace; without `rank`, the file of all ranks' traces together.
@@ -55,7 +50,7 @@ class StepTrace {
     void write_rank(const World& world) const;
     void merge(int ranks) const;
 
-    int64_t steps_;
+    MeasuredSteps steps_;
     std::filesystem::path run_dir_;
     Tracer tracer_;
     std::optional<TraceSpan> step_span_, pause_span_;
