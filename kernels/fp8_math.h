@@ -112,8 +112,8 @@ constexpr uint32_t magnitude_of(float value) {
     return word < 0x7f800000u ? word : 0x7f800000u;
 }
 
-/// value · scale, for fp8_code() and fp8_rounded(): where the product of a finite value is too large
-/// for fp32, fp32's largest number, which saturates.
+/// value · scale, for fp8_code() and fp8_rounded(): where the product of a finite value is too
+/// large for fp32, fp32's largest number, which saturates.
 constexpr float fp8_scaled(float value, float scale) {
     const float scaled = value * scale;
     const uint32_t word = std::bit_cast<uint32_t>(scaled);

@@ -38,8 +38,8 @@ class BlockInputs {
 
     /// Bytes that a micro-batch's forward pass moves to the host.
     int64_t bytes_to_host() const { return shape_.layers * bytes_; }
-    /// Bytes that come back for a backward pass that follows its forward pass at once: the inputs of
-    /// the last three layers are still there. After another slot's pass all come back.
+    /// Bytes that come back for a backward pass that follows its forward pass at once: the inputs
+    /// of the last three layers are still there. After another slot's pass all come back.
     int64_t bytes_from_host() const { return std::max(shape_.layers - turns, 0) * bytes_; }
 
     static constexpr int turns = 3;  // layers whose inputs are on the device at a time

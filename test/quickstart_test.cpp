@@ -41,8 +41,8 @@ echo "$run_dir $2 $steps ${*:3}" >> "$CALLS"
     /bin/sleep 0.02
 done
 mkdir -p "$run_dir"
-printf '{\n    "schedule": {\n        "steps": %d,\n        "warmup_steps": 5\n    }\n}\n' "$steps" \
-    > "$run_dir/config.json"
+printf '{\n    "schedule": {\n        "steps": %d,\n        "warmup_steps": 5\n    }\n}\n' \
+    "$steps" > "$run_dir/config.json"
 for i in 1 2 3 4 5 6 7 8; do
     echo "{\"step\":$i,\"loss\":2.5,\"ms\":$((MS * (i == 1 ? 90 : 1))).0$i,\"compute_ms\":1.5}"
 done > "$run_dir/metrics.jsonl"

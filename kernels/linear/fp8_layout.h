@@ -11,8 +11,8 @@ enum class Fp8Layouts : uint8_t {
     all,   // either along k or along its other dimension
 };
 
-/// By compute capability, 90 for sm_90: the documentation of cublasLtMatmul(), and for those to come
-/// NVIDIA's Transformer Engine (common/gemm/cublaslt_gemm.cu).
+/// By compute capability, 90 for sm_90: the documentation of cublasLtMatmul(), and for those to
+/// come NVIDIA's Transformer Engine (common/gemm/cublaslt_gemm.cu).
 constexpr Fp8Layouts fp8_layouts(int architecture) {
     constexpr struct {
         int first;  // up to the next row's

@@ -72,10 +72,10 @@ inline size_t gemm_workspace_bytes(int64_t m, int64_t n) {
 /// these shapes and addresses; throws Error if it cannot do a product without epilogue.
 ///
 /// While KernelSettings::autotune is on, the host waits for the device when a product is first
-/// seen, and the algorithms are timed with the actual arguments; a product in fp8 is tried with them
-/// even without. So the operands must have values, and no output may be an operand. A product that
-/// accumulates cannot be repeated; if it is seen before the same product that overwrites, it uses
-/// the first algorithm (in fp8 the first that runs).
+/// seen, and the algorithms are timed with the actual arguments; a product in fp8 is tried with
+/// them even without. So the operands must have values, and no output may be an operand. A product
+/// that accumulates cannot be repeated; if it is seen before the same product that overwrites, it
+/// uses the first algorithm (in fp8 the first that runs).
 bool gemm(Stream& stream, const Gemm& args);
 
 /// Whether cuBLASLt can do the product without its epilogue. It may time algorithms, as gemm()

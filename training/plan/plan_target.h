@@ -33,8 +33,9 @@ PlanTarget gpu_elsewhere(const std::string& name, uint64_t memory);
 /// ranks on the CPU, and no more than the plan has. 1 if the target is not here.
 int local_ranks(const PlanTarget& target, int world);
 
-/// The memory that a rank may take on the target. On this machine local_ranks() share it. A GPU that is not here has 97.5 % of its memory
-/// free (an H100 of 80 GiB has 78.3 GiB: measured), and a host with enough memory.
+/// The memory that a rank may take on the target. On this machine local_ranks() share it. A GPU
+/// that is not here has 97.5 % of its memory free (an H100 of 80 GiB has 78.3 GiB: measured), and a
+/// host with enough memory.
 DeviceAndHost memory_for_a_rank(const PlanTarget& target, const MeshLayout& mesh);
 
 /// Speeds for fit_into(), as far as they decide. The link between ranks is assumed

@@ -39,8 +39,8 @@ struct Prediction {
     DType dtype = DType::bf16;     // the dtype of that peak
     double bubble = 0;             // share
     double low = 0, high = 0;      // of step_seconds: nine of ten published rows lie within
-    // Seconds of a step: the update, with the rounding of weights to fp8; of it, Muon's iterations; state and activations that are
-    // waited for on their way from and to the host's memory
+    // Seconds of a step: the update, with the rounding of weights to fp8; of it, Muon's iterations;
+    // state and activations that are waited for on their way from and to the host's memory
     double optimizer = 0, muon = 0, offload = 0;
     /// How much shorter a step would be if the exchanges along an axis took no time, seconds.
     std::map<std::string, double> exposed;
