@@ -22,8 +22,9 @@ struct Fp8Operand {
 /// Rounds a [m, k] and b [n, k], unless they have been rounded, into scratch memory behind the
 /// product's workspace and makes `call` the product a·bᵀ of their codes: cuBLASLt takes fp8 of both
 /// operands along k only on most GPUs (fp8_layout.h). b is e4m3. Where cuBLASLt has no algorithm
-/// for such a product, `call` stays as it is, and fp8_refusals() says so; throws Error if an operand
-/// has no values. Throws Error on a GPU without fp8. name: ProductScales::name, for these sentences.
+/// for such a product, `call` stays as it is, and fp8_refusals() says so; throws Error if an
+/// operand has no values. Throws Error on a GPU without fp8. name: ProductScales::name, for these
+/// sentences.
 void round_operands(Stream& stream, Gemm& call, const std::string& name, const Fp8Operand& a,
                     const Fp8Operand& b);
 
