@@ -42,12 +42,14 @@ struct Amx {
     using Setup = AmxTiles;
 };
 
-/// C [32, 32] = A·B, plus what C holds if `add`: A [32, 16·steps] and B [16·steps, 32] in words,
-/// strides in words (a, b) and floats (c).
-[[gnu::noinline]] inline void multiply_square(int steps, const word_bits* a, int64_t a_stride,
-                                              const word_bits* b, int64_t b_stride, float* c,
-                                              int64_t c_stride, bool add) {
-    a_stride *= 4, b_stride *= 4, c_stride *= 4;
+/// C [32, 32] = A·B, plus what C holds if `add`: A [32, 16·steps] and B [16·steps, 32] in words.
+[[gnu::noinline]] inline void multiply_square(int steps, WordRows<Amx> a_rows, WordRows<Amx> b_rows,
+                                              Rows<float> c_rows, bool add) {
+    const word_bits *a = a_rows.data, *b = b_rows.data;
+    float* const c = c_rows.data;
+    // In bytes.
+    const int64_t a_stride = 4 * a_rows.stride, b_stride = 4 * b_rows.stride,
+                  c_stride = 4 * c_rows.stride;
     const auto below = [](auto* p, int64_t stride) { return (const char*)p + 16 * stride; };
     // The instructions for loads do not tell the compiler that they read memory.
     asm volatile("" ::: "memory");
@@ -82,43 +84,44 @@ struct Amx {
 }
 
 /// c[r, 0..columns) *= factors[r·step] for 32 rows.
-inline void scale_rows(float* c, int64_t stride, int columns, const float* factors, int step) {
-    for (int r = 0; r < Amx::unit; ++r, c += stride, factors += step) {
-        for (int i = 0; i < columns; i += lanes) store(c + i, load(c + i) * *factors);
+inline void scale_rows(Rows<float> c, int columns, const float* factors, int step) {
+    for (int r = 0; r < Amx::unit; ++r, c.data += c.stride, factors += step) {
+        for (int i = 0; i < columns; i += lanes) store(c.data + i, load(c.data + i) * *factors);
     }
 }
 
 template <>
-inline void multiply_visible<Amx>(const Visibility<Amx>& view, int rows, int words, const bf16* a,
-                                  const bf16* b, float* c, float factor, Prefetch& prefetch) {
-    for (int r = 0; r < rows; r += Amx::unit) {
+inline void multiply_visible<Amx>(const Visibility<Amx>& view, TileProduct<Amx> p, float factor,
+                                  Prefetch& prefetch) {
+    const int words = p.head / Amx::depth;
+    for (int r = 0; r < p.rows; r += Amx::unit) {
         const int keys = view.vectors(r) * lanes;
         for (int key = view.first_vector(r) * lanes; key < keys; key += Amx::unit) {
             prefetch.some(4);
-            float* square = c + r * tile + key;
-            multiply_square(words / 16, reinterpret_cast<const word_bits*>(a) + r * words, words,
-                            reinterpret_cast<const word_bits*>(b) + key, tile, square, tile, false);
-            if (factor != 1.0f) scale_rows(square, tile, Amx::unit, &factor, 0);
+            const Rows<float> square{p.c + r * tile + key, tile};
+            multiply_square(words / 16, {p.a_words() + r * words, words}, {p.b_words() + key, tile},
+                            square, false);
+            if (factor != 1.0f) scale_rows(square, Amx::unit, &factor, 0);
         }
     }
 }
 
 template <>
-inline void multiply_keys<Amx>(const Visibility<Amx>& view, int rows, int head, const bf16* a,
-                               const bf16* b, float* c, const float* rescale, Prefetch& prefetch) {
-    for (int r = 0; r < rows; r += Amx::unit) {
+inline void multiply_keys<Amx>(const Visibility<Amx>& view, TileProduct<Amx> p,
+                               const float* rescale, Prefetch& prefetch) {
+    const int head = p.head;
+    for (int r = 0; r < p.rows; r += Amx::unit) {
         const int first = view.first_vector(r) * lanes / Amx::unit,
                   steps = view.vectors(r) * lanes / Amx::unit - first;
         // The sums of most rows keep their reference after the first tiles.
         if (rescale && std::any_of(rescale + r, rescale + r + Amx::unit,
                                    [](float factor) { return factor != 1.0f; }))
-            scale_rows(c + r * head, head, head, rescale + r, 1);
+            scale_rows({p.c + r * head, head}, head, rescale + r, 1);
         for (int d = 0; d < head; d += Amx::unit) {
             prefetch.some(4);
-            multiply_square(steps,
-                            reinterpret_cast<const word_bits*>(a) + r * (tile / 2) + first * 16,
-                            tile / 2, reinterpret_cast<const word_bits*>(b) + first * 16 * head + d,
-                            head, c + r * head + d, head, true);
+            multiply_square(steps, {p.a_words() + r * (tile / 2) + first * 16, tile / 2},
+                            {p.b_words() + first * 16 * head + d, head}, {p.c + r * head + d, head},
+                            true);
         }
     }
 }
@@ -126,19 +129,18 @@ inline void multiply_keys<Amx>(const Visibility<Amx>& view, int rows, int head, 
 /// c[d, key] += Σ over rows that see the key of b[d, r]·a[r, key]: dVᵀ, or dKᵀ. b has been packed
 /// by pack_columns.
 template <>
-inline void multiply_rows<Amx>(const Visibility<Amx>& view, int rows, int head, const bf16* a,
-                               const bf16* b, float* c, Prefetch& prefetch) {
+inline void multiply_rows<Amx>(const Visibility<Amx>& view, TileProduct<Amx> p,
+                               Prefetch& prefetch) {
     for (int key = 0; key < view.keys; key += Amx::unit) {
-        const int64_t end = round_up(view.end_row(key + Amx::unit - 1, rows), Amx::unit);
+        const int64_t end = round_up(view.end_row(key + Amx::unit - 1, p.rows), Amx::unit);
         const int first = view.first_row(key) / Amx::unit,
                   steps = static_cast<int>(end) / Amx::unit - first;
         if (steps <= 0) continue;
-        for (int d = 0; d < head; d += Amx::unit) {
+        for (int d = 0; d < p.head; d += Amx::unit) {
             prefetch.some(4);
-            multiply_square(
-                steps, reinterpret_cast<const word_bits*>(b) + d * (tile / 2) + first * 16,
-                tile / 2, reinterpret_cast<const word_bits*>(a) + first * 16 * tile + key, tile,
-                c + d * tile + key, tile, true);
+            multiply_square(steps, {p.b_words() + d * (tile / 2) + first * 16, tile / 2},
+                            {p.a_words() + first * 16 * tile + key, tile},
+                            {p.c + d * tile + key, tile}, true);
         }
     }
 }

@@ -67,15 +67,15 @@ void store_gradients(const AttentionBackward& args, const HeadsView& to, const K
                      const float* sums, int head, float factor) {
     const int D = args.shape.D;
     if (args.key_gradients == KeyGradients::write) {
-        write_rows(at<Storage>(to, rows.b, rows.key0, rows.h_kv), to.token, sums, head, factor,
+        write_rows(rows_at<Storage>(to, rows.b, rows.key0, rows.h_kv), {sums, head}, factor,
                    rows.count, D);
         return;
     }
-    float* dst = at<float>(to, rows.b, rows.key0, rows.h_kv);
+    const auto dst = rows_at<float>(to, rows.b, rows.key0, rows.h_kv);
     if (args.key_gradients == KeyGradients::add_fp32)
-        add_rows(dst, to.token, sums, head, factor, rows.count, D);
+        add_rows(dst, {sums, head}, factor, rows.count, D);
     else
-        write_rows(dst, to.token, sums, head, factor, rows.count, D);
+        write_rows(dst, {sums, head}, factor, rows.count, D);
 }
 
 /// P = 2^(scores − lse) and dS = P ⊙ (dP − δ), with a soft-cap times its slope, in place of scores
@@ -163,8 +163,8 @@ class RangeBackward {
                 const Queries queries = load_queries(h, t0, prefetch);
                 add_block(queries, want_dkv && last, prefetch);
                 if (want_dq)
-                    write_rows(at<Storage>(args_.dq, range_.b, t0, h), args_.dq.token, my_.dq,
-                               head_, shape_.scale, queries.rows, shape_.D);
+                    write_rows(rows_at<Storage>(args_.dq, range_.b, t0, h), {my_.dq, head_},
+                               shape_.scale, queries.rows, shape_.D);
             }
     }
 
@@ -205,16 +205,14 @@ class RangeBackward {
                   rows = static_cast<int>(std::min<int64_t>(block_rows, range_.t1 - t0)),
                   padded_rows = static_cast<int>(round_up(rows, Engine::unit));
         if (want_dq) prefetch.add<Storage>(args_.dq, b, t0, h, rows, D);
-        pack_rows(my_.q, head_, at<const Storage>(args_.q, b, t0, h), args_.q.token, rows,
-                  padded_rows, D);
-        pack_rows(my_.dout, head_, at<const Storage>(args_.dout, b, t0, h), args_.dout.token, rows,
-                  padded_rows, D);
+        const auto dout = rows_at<const Storage>(args_.dout, b, t0, h);
+        pack_rows(my_.q, head_, rows_at<const Storage>(args_.q, b, t0, h), rows, padded_rows, D);
+        pack_rows(my_.dout, head_, dout, rows, padded_rows, D);
         const Element* q_deep = pack_for_keys(my_.q_deep, my_.q, padded_rows);
         const Element* dout_deep = pack_for_keys(my_.dout_deep, my_.dout, padded_rows);
         std::fill_n(my_.delta, padded_rows, 0.0f);
         std::fill_n(my_.lse, padded_rows, 0.0f);
-        row_products(my_.delta, at<const Storage>(args_.out, b, t0, h), args_.out.token,
-                     at<const Storage>(args_.dout, b, t0, h), args_.dout.token, rows, D);
+        row_products(my_.delta, rows_at<const Storage>(args_.out, b, t0, h), dout, rows, D);
         for (int r = 0; r < rows; ++r)
             my_.lse[r] = args_.lse[(b * shape_.H + h) * shape_.T + t0 + r] * log2_e;
         if (want_dq && sink_sums_) add_up_sink(h, t0, static_cast<int>(rows));
@@ -287,10 +285,10 @@ class RangeBackward {
         const int64_t b = range_.b, h_kv = range_.h_kv;
         const int D = shape_.D, count = static_cast<int>(std::min<int64_t>(tile, keys_end - key0)),
                   padded = static_cast<int>(round_up(count, Engine::unit));
-        pack_rows(my_.key_rows, head_, at<const Storage>(args_.k, b, key0, h_kv), args_.k.token,
-                  count, padded, D);
-        pack_rows(my_.value_rows, head_, at<const Storage>(args_.v, b, key0, h_kv), args_.v.token,
-                  count, padded, D);
+        pack_rows(my_.key_rows, head_, rows_at<const Storage>(args_.k, b, key0, h_kv), count,
+                  padded, D);
+        pack_rows(my_.value_rows, head_, rows_at<const Storage>(args_.v, b, key0, h_kv), count,
+                  padded, D);
         pack_transposed(reinterpret_cast<float*>(my_.key_columns), tile,
                         reinterpret_cast<const float*>(my_.key_rows), words_, padded);
         pack_transposed(reinterpret_cast<float*>(my_.value_columns), tile,
@@ -309,11 +307,12 @@ class RangeBackward {
         const auto view = visibility<Engine>(shape_, range_.b, t0 + r0,
                                              std::min(here, queries.rows - r0), key0, keys.count);
         if (view.empty()) return;
-        multiply_visible<Engine>(view, here, words_, my_.q + r0 * head_, my_.key_columns,
-                                 my_.scores, shape_.scale * log2_e, prefetch);
+        multiply_visible<Engine>(view,
+                                 {here, head_, my_.q + r0 * head_, my_.key_columns, my_.scores},
+                                 shape_.scale * log2_e, prefetch);
         if (shape_.softcap != 0) cap_scores(view, here, my_.scores, SoftCap(shape_.softcap));
-        multiply_visible<Engine>(view, here, words_, my_.dout + r0 * head_, my_.value_columns,
-                                 my_.dp, 1.0f, prefetch);
+        multiply_visible<Engine>(
+            view, {here, head_, my_.dout + r0 * head_, my_.value_columns, my_.dp}, 1.0f, prefetch);
         const auto softmax_backward = view.whole() ? softmax_backward_step<Engine, true>
                                                    : softmax_backward_step<Engine, false>;
         softmax_backward(view, here, my_, my_.lse + r0, my_.delta + r0, shape_.softcap);
@@ -325,13 +324,13 @@ class RangeBackward {
             ds_columns = ds_rows = my_.dp;
         }
         if (want_dkv) {
-            multiply_rows<Engine>(view, here, head_, p_columns, queries.dout_deep + r0 * head_,
-                                  keys.dv, prefetch);
-            multiply_rows<Engine>(view, here, head_, ds_columns, queries.q_deep + r0 * head_,
-                                  keys.dk, prefetch);
+            multiply_rows<Engine>(
+                view, {here, head_, p_columns, queries.dout_deep + r0 * head_, keys.dv}, prefetch);
+            multiply_rows<Engine>(
+                view, {here, head_, ds_columns, queries.q_deep + r0 * head_, keys.dk}, prefetch);
         }
         if (want_dq)
-            multiply_keys<Engine>(view, here, head_, ds_rows, keys.deep, my_.dq + r0 * head_,
+            multiply_keys<Engine>(view, {here, head_, ds_rows, keys.deep, my_.dq + r0 * head_},
                                   nullptr, prefetch);
     }
 

@@ -21,16 +21,16 @@ struct DecodeScratch {
 /// acc[c] += Σ weights[j]·row j, for rows first … end − 1 and `columns` vectors, at most 4, of
 /// each.
 template <class T>
-void add_rows(vfloat (&acc)[4], int columns, const float* weights, const T* rows, int64_t stride,
-              int first, int end) {
-    const T* row = rows + first * stride;
+void add_rows(vfloat (&acc)[4], int columns, const float* weights, Rows<const T> rows, int first,
+              int end) {
+    const T* row = rows.row(first);
     if (columns == 4) {
-        for (int j = first; j < end; ++j, row += stride) {
+        for (int j = first; j < end; ++j, row += rows.stride) {
 #pragma GCC unroll 4
             for (int c = 0; c < 4; ++c) acc[c] += weights[j] * load_unaligned(row + c * lanes);
         }
     } else {
-        for (int j = first; j < end; ++j, row += stride)
+        for (int j = first; j < end; ++j, row += rows.stride)
             for (int c = 0; c < columns; ++c)
                 acc[c] += weights[j] * load_unaligned(row + c * lanes);
     }
@@ -55,12 +55,11 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
 
     float row_max = minus_infinity;
     vfloat sum = {};
-    const auto attend = [&](auto* k, int64_t k_stride, auto* v, int64_t v_stride, int skip,
-                            int keys) {
+    const auto attend = [&]<class T>(Rows<const T> k, Rows<const T> v, int skip, int keys) {
         for (int j = 0; j < keys; j += lanes) {
             vfloat products[lanes];
             for (int i = 0; i < lanes; ++i) {
-                const auto* row = k + std::min(j + i, keys - 1) * k_stride;
+                const T* row = k.row(std::min(j + i, keys - 1));
                 vfloat dot = load(q) * load_unaligned(row);
                 for (int n = 1; n < vectors; ++n)
                     dot += load(q + n * lanes) * load_unaligned(row + n * lanes);
@@ -85,7 +84,7 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
             const int columns = std::min(4, vectors - n);
             vfloat acc[4] = {};
             for (int c = 0; c < columns; ++c) acc[c] = load(out + (n + c) * lanes) * rescale;
-            add_rows(acc, columns, scores, v + n * lanes, v_stride, skip, keys);
+            add_rows(acc, columns, scores, v.from_column(n * lanes), skip, keys);
             for (int c = 0; c < columns; ++c) store(out + (n + c) * lanes, acc[c]);
         }
     };
@@ -93,15 +92,14 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
     for (int64_t key0 = first / tile * tile; key0 <= position; key0 += tile) {
         const int keys = static_cast<int>(std::min<int64_t>(tile, position + 1 - key0));
         const int skip = static_cast<int>(std::max<int64_t>(0, first - key0));
-        const Storage* k = at<const Storage>(args.k, b, key0, h_kv);
-        const Storage* v = at<const Storage>(args.v, b, key0, h_kv);
+        const auto k = rows_at<const Storage>(args.k, b, key0, h_kv),
+                   v = rows_at<const Storage>(args.v, b, key0, h_kv);
         if (D == head) {
-            attend(k, args.k.token, v, args.v.token, skip, keys);
+            attend(k, v, skip, keys);
         } else {
-            pack_rows(my.k, head, k, args.k.token, keys, keys, D);
-            pack_rows(my.v, head, v, args.v.token, keys, keys, D);
-            attend(static_cast<const float*>(my.k), head, static_cast<const float*>(my.v), head,
-                   skip, keys);
+            pack_rows(my.k, head, k, keys, keys, D);
+            pack_rows(my.v, head, v, keys, keys, D);
+            attend(Rows<const float>{my.k, head}, Rows<const float>{my.v, head}, skip, keys);
         }
     }
     float total = 0;

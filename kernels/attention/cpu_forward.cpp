@@ -112,11 +112,11 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
 
     const auto [b, h, t0] = block;
     const int64_t group = shape.H / shape.H_kv, h_kv = h / group, offset = shape.S - shape.T;
-    const int D = shape.D, head = padded_head<Engine>(D), words = head / Engine::depth;
+    const int D = shape.D, head = padded_head<Engine>(D);
     const int rows = static_cast<int>(std::min<int64_t>(block_rows, shape.T - t0));
     const int padded_rows = static_cast<int>(round_up(rows, Engine::unit));
 
-    pack_rows(my.q, head, at<const Storage>(args.q, b, t0, h), args.q.token, rows, padded_rows, D);
+    pack_rows(my.q, head, rows_at<const Storage>(args.q, b, t0, h), rows, padded_rows, D);
     std::fill_n(my.row_max, padded_rows, minus_infinity);
     std::fill_n(my.row_sum, padded_rows * lanes, 0.0f);
     std::fill_n(my.out, static_cast<int64_t>(padded_rows) * head, 0.0f);
@@ -137,12 +137,13 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
          key0 += tile) {
         const int keys = static_cast<int>(std::min<int64_t>(tile, keys_end - key0));
         const int padded_keys = static_cast<int>(round_up(keys, Engine::unit));
-        pack_rows(my.key_rows, head, at<const Storage>(args.k, b, key0, h_kv), args.k.token, keys,
+        pack_rows(my.key_rows, head, rows_at<const Storage>(args.k, b, key0, h_kv), keys,
                   padded_keys, D);
         pack_transposed(reinterpret_cast<float*>(my.key_columns), tile,
-                        reinterpret_cast<const float*>(my.key_rows), words, padded_keys);
+                        reinterpret_cast<const float*>(my.key_rows), head / Engine::depth,
+                        padded_keys);
         Element* value_rows = Engine::depth > 1 ? my.key_rows : my.values;
-        pack_rows(value_rows, head, at<const Storage>(args.v, b, key0, h_kv), args.v.token, keys,
+        pack_rows(value_rows, head, rows_at<const Storage>(args.v, b, key0, h_kv), keys,
                   padded_keys, D);
         const Element* values = pack_depth(my.values, value_rows, padded_keys, head);
         const int64_t after = key0 + tile;
@@ -154,14 +155,17 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
             const auto view =
                 visibility<Engine>(shape, b, t0 + r0, std::min(here, rows - r0), key0, keys);
             if (view.empty()) continue;
-            multiply_visible<Engine>(view, here, words, my.q + r0 * head, my.key_columns, my.scores,
+            multiply_visible<Engine>(view,
+                                     {here, head, my.q + r0 * head, my.key_columns, my.scores},
                                      shape.scale * log2_e, prefetch);
             if (shape.softcap != 0) cap_scores(view, here, my.scores, SoftCap(shape.softcap));
             const auto softmax =
                 view.whole() ? softmax_step<Engine, true> : softmax_step<Engine, false>;
             softmax(view, here, my.scores, my.row_max + r0, my.row_sum + r0 * lanes, my.rescale);
-            multiply_keys<Engine>(view, here, head, reinterpret_cast<const Element*>(my.scores),
-                                  values, my.out + r0 * head, my.rescale, prefetch);
+            multiply_keys<Engine>(view,
+                                  {here, head, reinterpret_cast<const Element*>(my.scores), values,
+                                   my.out + r0 * head},
+                                  my.rescale, prefetch);
         }
     }
 

@@ -16,6 +16,17 @@
 
 namespace train_gpt::cpu {
 
+/// Rows of a matrix: element (r, d) is data[r·stride + d].
+template <class T>
+struct Rows {
+    T* data = nullptr;
+    int64_t stride = 0;  // in elements
+
+    T* row(int64_t r) const { return data + r * stride; }
+    /// The same rows from column d on.
+    Rows from_column(int64_t d) const { return {data + d, stride}; }
+};
+
 /// Rows of a micro-kernel's accumulator. It divides the tile and the vector length, so that a panel
 /// of four rows never straddles a vector of keys that was not computed.
 constexpr int panel_rows = 4;
@@ -64,14 +75,24 @@ template <class Vector>
 #endif
 }
 
+/// Rows of an operand in words. Not Rows<const Word>, since a template argument loses the attribute
+/// with which words may alias elements.
+template <class Engine>
+struct WordRows {
+    const typename Engine::Word* data;
+    int64_t stride;  // in words
+
+    const typename Engine::Word* row(int64_t r) const { return data + r * stride; }
+};
+
 enum class A { rows, columns };      // layout of the broadcast operand: A[m, k] or A[k, m]
 enum class C { scale, accumulate };  // C = factor·A·B, or C = factor[m]·C + A·B
 
-/// One panel of C: 4 rows by N vectors. Strides in words (a, b) and floats (c).
+/// One panel of C: 4 rows by N vectors, with `words` steps of the summed dimension. factor: one
+/// number (C::scale), or null or one for each row (C::accumulate).
 template <class Engine, A order, C update, int N>
-[[gnu::noinline]] void multiply_panel(int words, const typename Engine::Word* a, ptrdiff_t a_stride,
-                                      const typename Engine::Word* b, ptrdiff_t b_stride, float* c,
-                                      ptrdiff_t c_stride, const float* factor) {
+[[gnu::noinline]] void multiply_panel(int words, WordRows<Engine> a, WordRows<Engine> b,
+                                      Rows<float> c, const float* factor) {
     vfloat acc[panel_rows][N];
 #pragma GCC unroll 4
     for (int m = 0; m < panel_rows; ++m) {
@@ -80,7 +101,7 @@ template <class Engine, A order, C update, int N>
             if constexpr (update == C::scale) {
                 acc[m][n] = vfloat{};
             } else {
-                acc[m][n] = load(c + m * c_stride + n * lanes) * (factor ? factor[m] : 1.0f);
+                acc[m][n] = load(c.row(m) + n * lanes) * (factor ? factor[m] : 1.0f);
             }
         }
     }
@@ -89,39 +110,40 @@ template <class Engine, A order, C update, int N>
         typename Engine::Vector row[N];
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
-            row[n] = *reinterpret_cast<const typename Engine::Vector*>(b + n * lanes);
+            row[n] = *reinterpret_cast<const typename Engine::Vector*>(b.data + n * lanes);
             keep_in_register(row[n]);
         }
 #pragma GCC unroll 4
         for (int m = 0; m < panel_rows; ++m) {
-            const auto x = order == A::rows ? a[m * a_stride] : a[m];
+            const auto x = order == A::rows ? *a.row(m) : a.data[m];
 #pragma GCC unroll 4
             for (int n = 0; n < N; ++n) Engine::multiply_add(acc[m][n], x, row[n]);
         }
-        a += order == A::rows ? 1 : a_stride;
-        b += b_stride;
+        a.data += order == A::rows ? 1 : a.stride;
+        b.data += b.stride;
     }
 #pragma GCC unroll 4
     for (int m = 0; m < panel_rows; ++m) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
-            store(c + m * c_stride + n * lanes,
-                  update == C::scale ? acc[m][n] * *factor : acc[m][n]);
+            store(c.row(m) + n * lanes, update == C::scale ? acc[m][n] * *factor : acc[m][n]);
         }
     }
 }
 
-template <class Engine, A order, C update, class... Args>
-inline void multiply_columns(int columns, Args... args) {
+/// A panel whose rows have so many vectors.
+template <class Engine, A order, C update>
+inline void multiply_columns(int columns, int words, WordRows<Engine> a, WordRows<Engine> b,
+                             Rows<float> c, const float* factor) {
     switch (columns) {
         case 1:
-            return multiply_panel<Engine, order, update, 1>(args...);
+            return multiply_panel<Engine, order, update, 1>(words, a, b, c, factor);
         case 2:
-            return multiply_panel<Engine, order, update, 2>(args...);
+            return multiply_panel<Engine, order, update, 2>(words, a, b, c, factor);
         case 3:
-            return multiply_panel<Engine, order, update, 3>(args...);
+            return multiply_panel<Engine, order, update, 3>(words, a, b, c, factor);
         default:
-            return multiply_panel<Engine, order, update, max_columns>(args...);
+            return multiply_panel<Engine, order, update, max_columns>(words, a, b, c, factor);
     }
 }
 

@@ -33,6 +33,12 @@ inline T* at(const HeadsView& view, int64_t b, int64_t t, int64_t h) {
     return static_cast<T*>(view.data) + b * view.batch + t * view.token + h * view.head;
 }
 
+/// Rows of a head from token t on.
+template <class T>
+inline Rows<T> rows_at(const HeadsView& view, int64_t b, int64_t t, int64_t h) {
+    return {at<T>(view, b, t, h), view.token};
+}
+
 /// Rows of the tensors that will be read or written soon. A head's rows are too far apart for
 /// hardware prefetchers. Prefetching a few of them into the second-level cache with each panel of a
 /// product costs nothing. The rows added last are prefetched first. This is only a hint: rows that
@@ -81,13 +87,13 @@ inline void convert(float* dst, const bf16* src, int n) {
     for (int i = 0; i < n; ++i) dst[i] = to_float(src[i]);
 }
 
-/// dst[r, 0..padded) = src[r·stride + 0..D), zeros in the padding and in the rows from `rows` up to
+/// dst[r, 0..padded) = src[r, 0..D), zeros in the padding and in the rows from `rows` up to
 /// `padded_rows`.
 template <class Element, class Storage>
-void pack_rows(Element* dst, int padded, const Storage* src, int64_t stride, int rows,
-               int padded_rows, int D) {
-    for (int r = 0; r < rows; ++r, dst += padded, src += stride) {
-        convert(dst, src, D);
+void pack_rows(Element* dst, int padded, Rows<const Storage> src, int rows, int padded_rows,
+               int D) {
+    for (int r = 0; r < rows; ++r, dst += padded, src.data += src.stride) {
+        convert(dst, src.data, D);
         if (D < padded)
             std::memset(static_cast<void*>(dst + D), 0,
                         sizeof(Element) * static_cast<size_t>(padded - D));
@@ -161,28 +167,30 @@ template <class Storage>
 inline void write_row(Storage* __restrict dst, const float* __restrict src, float factor, int D) {
     for (int d = 0; d < D; ++d) dst[d] = Storage(src[d] * factor);
 }
+/// dst[r, d] = factor·src[r, d] for r < rows and d < D.
 template <class Storage>
-void write_rows(Storage* dst, int64_t stride, const float* src, int padded, float factor, int rows,
-                int D) {
-    for (int r = 0; r < rows; ++r) write_row(dst + r * stride, src + r * padded, factor, D);
+void write_rows(Rows<Storage> dst, Rows<const float> src, float factor, int rows, int D) {
+    for (int r = 0; r < rows; ++r) write_row(dst.row(r), src.row(r), factor, D);
 }
-inline void add_rows(float* dst, int64_t stride, const float* src, int padded, float factor,
-                     int rows, int D) {
-    for (int r = 0; r < rows; ++r, dst += stride, src += padded)
+/// to[r, d] += factor·from[r, d] for r < rows and d < D.
+inline void add_rows(Rows<float> to, Rows<const float> from, float factor, int rows, int D) {
+    for (int r = 0; r < rows; ++r) {
+        float* const dst = to.row(r);
+        const float* const src = from.row(r);
         for (int d = 0; d < D; ++d) dst[d] += src[d] * factor;
+    }
 }
 
 /// dst[r] = Σ_d a[r, d]·b[r, d]
 template <class Storage>
-void row_products(float* dst, const Storage* a, int64_t a_stride, const Storage* b,
-                  int64_t b_stride, int rows, int D) {
+void row_products(float* dst, Rows<const Storage> a, Rows<const Storage> b, int rows, int D) {
     for (int r0 = 0; r0 < rows; r0 += lanes) {
         const int count = std::min(lanes, rows - r0);
         vfloat sums[lanes] = {};
         alignas(64) float rest[lanes] = {}, total[lanes];
         for (int i = 0; i < count; ++i) {
-            const Storage* x = a + (r0 + i) * a_stride;
-            const Storage* y = b + (r0 + i) * b_stride;
+            const Storage* x = a.row(r0 + i);
+            const Storage* y = b.row(r0 + i);
             int d = 0;
             for (; d + lanes <= D; d += lanes)
                 sums[i] += load_unaligned(x + d) * load_unaligned(y + d);

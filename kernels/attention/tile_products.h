@@ -98,24 +98,37 @@ inline int64_t first_key(const AttentionShape& shape, int64_t b, int64_t t0, int
     return std::max<int64_t>(in_window, *std::min_element(start, start + rows));
 }
 
-/// c = factor·(a·b) for the vectors of each panel that some query sees: scores, or dP. `words`
-/// spans the head dimension.
+/// The operands of a tile's products, packed as each product says.
 template <class Engine>
-void multiply_visible(const Visibility<Engine>& view, int rows, int words,
-                      const typename Engine::Element* a, const typename Engine::Element* b,
-                      float* c, float factor, Prefetch& prefetch) {
-    using Word = const typename Engine::Word;
+struct TileProduct {
+    using Element = typename Engine::Element;
+    using Word = typename Engine::Word;
+
+    int rows;  // of the queries, padded
+    int head;  // the size of a head, padded
+    const Element *a, *b;
+    float* c;
+
+    const Word* a_words() const { return reinterpret_cast<const Word*>(a); }
+    const Word* b_words() const { return reinterpret_cast<const Word*>(b); }
+};
+
+/// c [rows, tile] = factor·(a [rows, head]·b [head, tile]) for the vectors of each panel that some
+/// query sees: scores, or dP. b has been packed by pack_transposed.
+template <class Engine>
+void multiply_visible(const Visibility<Engine>& view, TileProduct<Engine> p, float factor,
+                      Prefetch& prefetch) {
+    const int words = p.head / Engine::depth;
     for (int v = 0; v < tile / lanes; v += max_columns) {
-        for (int r = 0; r < rows; r += Engine::panel) {
+        for (int r = 0; r < p.rows; r += Engine::panel) {
             const int begin = std::max(v, view.first_vector(r)),
                       columns = std::min(v + max_columns, view.vectors(r)) - begin;
             if (columns <= 0) continue;
             prefetch.some();
             multiply_columns<Engine, A::rows, C::scale>(
-                columns, words, reinterpret_cast<Word*>(a) + r * words,
-                static_cast<ptrdiff_t>(words), reinterpret_cast<Word*>(b) + begin * lanes,
-                static_cast<ptrdiff_t>(tile), c + r * tile + begin * lanes,
-                static_cast<ptrdiff_t>(tile), &std::as_const(factor));
+                columns, words, {p.a_words() + r * words, words},
+                {p.b_words() + begin * lanes, tile}, {p.c + r * tile + begin * lanes, tile},
+                &factor);
         }
     }
 }
@@ -130,50 +143,45 @@ void cap_scores(const Visibility<Engine>& view, int rows, float* scores, const S
     }
 }
 
-/// c[r, :] = rescale[r]·c[r, :] + Σ over visible keys of a[r, key]·b[key, :]: O, or dQ.
+/// c[r, :] = rescale[r]·c[r, :] + Σ over visible keys of a[r, key]·b[key, :]: O, or dQ. a [rows,
+/// tile]; b [tile, head] has been packed by pack_depth; c [rows, head].
 template <class Engine>
-void multiply_keys(const Visibility<Engine>& view, int rows, int head,
-                   const typename Engine::Element* a, const typename Engine::Element* b, float* c,
-                   const float* rescale, Prefetch& prefetch) {
-    using Word = const typename Engine::Word;
-    const int vectors = head / lanes;
+void multiply_keys(const Visibility<Engine>& view, TileProduct<Engine> p, const float* rescale,
+                   Prefetch& prefetch) {
+    const int vectors = p.head / lanes;
     for (int v = 0; v < vectors; v += max_columns) {
         const int columns = std::min(max_columns, vectors - v);
-        for (int r = 0; r < rows; r += Engine::panel) {
+        for (int r = 0; r < p.rows; r += Engine::panel) {
             const int keys = view.end(r + Engine::panel - 1);
             const int first = view.first_vector(r) * lanes / Engine::depth;
             const int words = std::max(0, (keys + Engine::depth - 1) / Engine::depth - first);
             prefetch.some();
             multiply_columns<Engine, A::rows, C::accumulate>(
-                columns, words, reinterpret_cast<Word*>(a) + r * (tile / Engine::depth) + first,
-                static_cast<ptrdiff_t>(tile / Engine::depth),
-                reinterpret_cast<Word*>(b) + first * head + v * lanes, static_cast<ptrdiff_t>(head),
-                c + r * head + v * lanes, static_cast<ptrdiff_t>(head),
-                rescale ? rescale + r : nullptr);
+                columns, words,
+                {p.a_words() + r * (tile / Engine::depth) + first, tile / Engine::depth},
+                {p.b_words() + first * p.head + v * lanes, p.head},
+                {p.c + r * p.head + v * lanes, p.head}, rescale ? rescale + r : nullptr);
         }
     }
 }
 
-/// c[key, :] += Σ over rows that see the key of a[r, key]·b[r, :]: dV, or dK.
+/// c[key, :] += Σ over rows that see the key of a[r, key]·b[r, :]: dV, or dK. a [rows, tile] and b
+/// [rows, head] are packed as by pack_depth; c [tile, head].
 template <class Engine>
-void multiply_rows(const Visibility<Engine>& view, int rows, int head,
-                   const typename Engine::Element* a, const typename Engine::Element* b, float* c,
-                   Prefetch& prefetch) {
-    using Word = const typename Engine::Word;
-    const int vectors = head / lanes;
+void multiply_rows(const Visibility<Engine>& view, TileProduct<Engine> p, Prefetch& prefetch) {
+    const int vectors = p.head / lanes;
     for (int v = 0; v < vectors; v += max_columns) {
         const int columns = std::min(max_columns, vectors - v);
         for (int key = 0; key < view.keys; key += Engine::panel) {
             const int first = view.first_row(key) / Engine::depth;
-            const int end = view.end_row(key + Engine::panel - 1, rows);
+            const int end = view.end_row(key + Engine::panel - 1, p.rows);
             const int words = static_cast<int>(round_up(end, Engine::depth)) / Engine::depth;
             if (first >= words) continue;
             prefetch.some();
             multiply_columns<Engine, A::columns, C::accumulate>(
-                columns, words - first, reinterpret_cast<Word*>(a) + first * tile + key,
-                static_cast<ptrdiff_t>(tile), reinterpret_cast<Word*>(b) + first * head + v * lanes,
-                static_cast<ptrdiff_t>(head), c + key * head + v * lanes,
-                static_cast<ptrdiff_t>(head), static_cast<const float*>(nullptr));
+                columns, words - first, {p.a_words() + first * tile + key, tile},
+                {p.b_words() + first * p.head + v * lanes, p.head},
+                {p.c + key * p.head + v * lanes, p.head}, nullptr);
         }
     }
 }
