@@ -22,12 +22,20 @@ struct Constants {
     float learning_rate, epsilon, weight_decay;
 };
 
-/// m and v of `count` elements from `first` on; gradient(i): of element `first` + i.
+/// Elements [first, first + count) of a segment, and their moments in fp32.
+struct Elements {
+    const AdamWSegment& segment;
+    int64_t first, count;
+    float *m, *v;
+};
+
+/// gradient(i): of element `first` + i.
 template <bool write_weights, bool cautious, class Gradient>
-void update(const AdamWSegment& segment, int64_t first, int64_t count, float* m, float* v,
-            const Constants& k, const Gradient& gradient) {
-    bf16* weights = write_weights ? segment.weights + first : nullptr;
-    float* master = segment.master + first;
+void update(const Elements& elements, const Constants& k, const Gradient& gradient) {
+    const AdamWSegment& segment = elements.segment;
+    bf16* weights = write_weights ? segment.weights + elements.first : nullptr;
+    float *master = segment.master + elements.first, *m = elements.m, *v = elements.v;
+    const int64_t count = elements.count;
     const float decay = segment.decay ? k.weight_decay : 0.0f;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
@@ -168,13 +176,14 @@ void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWSt
     };
     for_each_block(segments, [&](const AdamWSegment& segment, int64_t first, int64_t count) {
         const auto update_with = [&](const auto& gradient) {
-            const auto update_with_moments = [&](int64_t at, int64_t n, float* m, float* v) {
-                const auto of_part = [&](int64_t i) { return gradient(at - first + i); };
+            const auto update_part = [&](const Elements& part) {
+                const int64_t begin = part.first - first;
+                const auto of_part = [&](int64_t i) { return gradient(begin + i); };
                 const auto update_as = [&](auto cautious) {
                     if (segment.weights)
-                        update<true, cautious>(segment, at, n, m, v, constants, of_part);
+                        update<true, cautious>(part, constants, of_part);
                     else
-                        update<false, cautious>(segment, at, n, m, v, constants, of_part);
+                        update<false, cautious>(part, constants, of_part);
                 };
                 if (args.cautious_decay)
                     update_as(std::true_type());
@@ -182,13 +191,13 @@ void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWSt
                     update_as(std::false_type());
             };
             if (args.moments == DType::fp32)
-                return update_with_moments(first, count, static_cast<float*>(segment.m) + first,
-                                           static_cast<float*>(segment.v) + first);
+                return update_part({segment, first, count, static_cast<float*>(segment.m) + first,
+                                    static_cast<float*>(segment.v) + first});
             for (int64_t at = first; at < first + count; at += code_block) {
                 Moments part{segment, at, std::min(code_block, first + count - at), {}, {}};
                 const bool has_codes = args.moments == DType::uint8;
                 has_codes ? part.read_codes() : part.read_rounded();
-                update_with_moments(at, part.count, part.m, part.v);
+                update_part({segment, at, part.count, part.m, part.v});
                 has_codes ? part.write_codes() : part.write_rounded(args);
             }
         };
