@@ -92,12 +92,14 @@ class ThreadProducts {
 
     void operator()(const GemmShape& shape, const GemmOperands& operands) const {
 #ifdef TRAIN_GPT_ONEDNN
-        if (by_library(library_, shape) && onednn_gemm_scratch_bytes(shape) <= scratch_bytes_)
+        if (by_library(shape) && onednn_gemm_scratch_bytes(shape) <= scratch_bytes_)
             return onednn_gemm(shape, operands, scratch_);
 #endif
         own_gemm(shape, operands, scratch_);
     }
 
+    /// Whether the library computes a product, if it has the scratch memory.
+    bool by_library(const GemmShape& shape) const { return by_library(library_, shape); }
     static bool by_library([[maybe_unused]] Library library,
                            [[maybe_unused]] const GemmShape& shape) {
 #ifdef TRAIN_GPT_ONEDNN
@@ -396,29 +398,36 @@ void copy_last_rows(T* to, const T* from, int64_t ld, int64_t rows, int64_t cols
     std::fill_n(to + rows * cols, (last_rows - rows) * cols, T{});
 }
 
-/// A tile of dw_e, and the expert's rows of dy and x from the tile's columns on.
+/// A tile [n, k] of dw_e, and the expert's rows of dy and x from the tile's columns on.
 template <class T>
 struct SumTile {
     float* dw;
     const T *dy, *x;
     int64_t rows, n, k;
+    bool accumulate;
+};
+
+/// A thread's memory for the last rows of an expert's tile of dy, and of x (last_rows_bytes).
+template <class T>
+struct LastRows {
+    T *dy, *x;
 };
 
 template <class T>
-void sum_rows_of(const SumTile<T>& tile, const GroupedLinearShape& layer, bool accumulate,
-                 const ThreadProducts& product, T* last_dy, T* last_x, Library library) {
-    if (tile.rows == 0 && !accumulate)
+void sum_rows_of(const SumTile<T>& tile, const GroupedLinearShape& layer,
+                 const ThreadProducts& product, const LastRows<T>& last) {
+    if (tile.rows == 0 && !tile.accumulate)
         for (int64_t i = 0; i < tile.n; ++i) std::fill_n(tile.dw + i * layer.K, tile.k, 0.0f);
     for (int64_t done = 0; done < tile.rows;) {
         int64_t here = std::min(sum_rows, tile.rows - done);
         const T *dy = tile.dy + done * layer.N, *x = tile.x + done * layer.K;
-        GemmShape shape = sum_tile(layer, sum_rows, tile.n, tile.k, accumulate || done > 0);
-        const bool rounds = ThreadProducts::by_library(library, shape);
+        GemmShape shape = sum_tile(layer, sum_rows, tile.n, tile.k, tile.accumulate || done > 0);
+        const bool rounds = product.by_library(shape);
         shape.k = here;
         if (rounds && here < last_rows) {
-            copy_last_rows(last_dy, dy, layer.N, here, tile.n);
-            copy_last_rows(last_x, x, layer.K, here, tile.k);
-            dy = last_dy, x = last_x;
+            copy_last_rows(last.dy, dy, layer.N, here, tile.n);
+            copy_last_rows(last.x, x, layer.K, here, tile.k);
+            dy = last.dy, x = last.x;
             shape.k = last_rows;
             shape.lda = shape.ldb = 0;
         } else if (rounds) {
@@ -471,8 +480,8 @@ void backward_weight(const Stream& stream, const GroupedLinearShape& layer,
     {
         char* const own = scratch.own();
         const ThreadProducts product(stream.settings.gemm, own, scratch.product);
-        auto* const last_dy = reinterpret_cast<T*>(own + scratch.product);
-        auto* const last_x = reinterpret_cast<T*>(own + scratch.product + scratch.last);
+        const LastRows<T> last{reinterpret_cast<T*>(own + scratch.product),
+                               reinterpret_cast<T*>(own + scratch.product + scratch.last)};
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < tasks.count(); ++i) {
             const TaskList::Task task = tasks[i];
@@ -484,9 +493,9 @@ void backward_weight(const Stream& stream, const GroupedLinearShape& layer,
                 x + task.first_row * layer.K + k,
                 task.rows,
                 of_n.size(n_block),
-                of_k.size(k_block)};
-            sum_rows_of(tile, layer, args.dw.accumulate, product, last_dy, last_x,
-                        stream.settings.gemm);
+                of_k.size(k_block),
+                args.dw.accumulate};
+            sum_rows_of(tile, layer, product, last);
         }
     }
     if (args.dbias) sum_columns(args.dbias, dy, args.offsets, layer.N);

@@ -237,14 +237,23 @@ struct Extents {
     int64_t E, R, N, K;
 };
 
+/// What the choice of a product's way depends on (grouped_ways.h).
+struct TiledProduct {
+    const char* name;
+    Extents extents;
+    int64_t columns;  // of the result
+    bool repeatable;  // it overwrites its outputs
+};
+
 /// A product on tensor cores. by_mma() submits it; by_wgmma(columns of a tile) does or returns
 /// false.
 template <class ByMma, class ByWgmma>
-void run_tiled(Stream& stream, const char* product, const Extents& x, int64_t columns,
-               bool repeatable, const ByMma& by_mma, const ByWgmma& by_wgmma) {
+void run_tiled(Stream& stream, const TiledProduct& product, const ByMma& by_mma,
+               const ByWgmma& by_wgmma) {
+    const Extents& x = product.extents;
     stream.queue->kept<GroupedWays>().run(
-        stream, concat(product, " E=", x.E, ",R=", x.R, ",N=", x.N, ",K=", x.K), repeatable,
-        columns, [&](GroupedWay way) {
+        stream, concat(product.name, " E=", x.E, ",R=", x.R, ",N=", x.N, ",K=", x.K),
+        product.repeatable, product.columns, [&](GroupedWay way) {
             if (way != GroupedWay::mma) return by_wgmma(way == GroupedWay::wgmma_256 ? 256 : 128);
             by_mma();
             return true;
@@ -258,7 +267,7 @@ void grouped_linear_forward(Stream& stream, const GroupedLinearForward& args) {
                           args.x.cols()};
     if (tile_supports(args))
         return run_tiled(
-            stream, args.row_token ? "gathering" : "forward", extents, extents.N, true,
+            stream, {args.row_token ? "gathering" : "forward", extents, extents.N, true},
             [&] { tile_forward(stream, args); },
             [&](int block_n) { return wgmma_forward(stream, args, block_n); });
     launch_rows<false>(stream, args);
@@ -268,7 +277,7 @@ void grouped_linear_backward_input(Stream& stream, const GroupedLinearBackwardIn
     const Extents extents{args.offsets.numel() - 1, args.dx.rows(), args.dy.cols(), args.dx.cols()};
     if (tile_supports(args))
         return run_tiled(
-            stream, "backward_input", extents, extents.K, true,
+            stream, {"backward_input", extents, extents.K, true},
             [&] { tile_backward_input(stream, args); },
             [&](int block_n) { return wgmma_backward_input(stream, args, block_n); });
     launch_rows<true>(stream, as_forward(args));
@@ -279,8 +288,11 @@ void grouped_linear_backward_weight(Stream& stream, const GroupedLinearBackwardW
     const int64_t N = args.dy.cols(), K = args.x.cols(), E = args.offsets.numel() - 1;
     if (tile_supports(args))
         return run_tiled(
-            stream, args.row_token ? "gathering_weight" : "backward_weight",
-            {E, args.dy.rows(), N, K}, K, !args.dw.accumulate,
+            stream,
+            {args.row_token ? "gathering_weight" : "backward_weight",
+             {E, args.dy.rows(), N, K},
+             K,
+             !args.dw.accumulate},
             [&] { tile_backward_weight(stream, args); },
             [&](int block_n) { return wgmma_backward_weight(stream, args, block_n); });
     with_element_type(args.dy.dtype, [&](auto type) {
