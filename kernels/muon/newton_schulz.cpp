@@ -265,7 +265,7 @@ class Batch {
     void transpose_back(char* to, const char* from) {
 #ifdef TRAIN_GPT_CUDA
         if (stream_.device.is_cuda())
-            return cuda::transpose(stream_, to, from, dtype_, count_, shape_.m, shape_.n);
+            return cuda::transpose(stream_, {to, from, dtype_, count_, shape_.m, shape_.n});
 #endif
         with_float_type(dtype_, [&]<class T>(T) {
             const int64_t n = shape_.m * shape_.n;

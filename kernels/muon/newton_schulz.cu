@@ -120,13 +120,13 @@ size_t partial_bytes(int64_t count, int64_t rows, int64_t cols) {
     return static_cast<size_t>(count * norm_blocks(rows, cols)) * sizeof(double);
 }
 
+/// The transpose of each matrix times its scale; scales may be null.
 template <class T>
-void launch_transpose(Stream& stream, void* y, const void* x, const float* scales, int64_t count,
-                      int64_t rows, int64_t cols) {
-    const int64_t squares = ceil_div<int64_t>(rows, tile) * ceil_div<int64_t>(cols, tile);
+void launch_transpose(Stream& stream, const Transposition& args, const float* scales) {
+    const int64_t squares = ceil_div<int64_t>(args.rows, tile) * ceil_div<int64_t>(args.cols, tile);
     transpose_matrices<T>
-        <<<static_cast<unsigned>(count * squares), threads, 0, stream_of(stream)>>>(
-            static_cast<T*>(y), static_cast<const T*>(x), scales, rows, cols);
+        <<<static_cast<unsigned>(args.count * squares), threads, 0, stream_of(stream)>>>(
+            static_cast<T*>(args.y), static_cast<const T*>(args.x), scales, args.rows, args.cols);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -152,18 +152,17 @@ void normalize(Stream& stream, const Normalization& args) {
             scales, partials, blocks, args.safety, args.epsilon);
         CUDA_CHECK_LAUNCH();
         if (args.transposed)
-            return launch_transpose<T>(stream, args.y, x, scales, args.count, args.rows, args.cols);
+            return launch_transpose<T>(
+                stream, {args.y, args.x, args.dtype, args.count, args.rows, args.cols}, scales);
         scale_matrices<T><<<all, threads, 0, stream_of(stream)>>>(static_cast<T*>(args.y), x,
                                                                   scales, numel, blocks);
         CUDA_CHECK_LAUNCH();
     });
 }
 
-void transpose(Stream& stream, void* y, const void* x, DType dtype, int64_t count, int64_t rows,
-               int64_t cols) {
-    with_element_type(dtype, [&](auto type) {
-        launch_transpose<decltype(type)>(stream, y, x, nullptr, count, rows, cols);
-    });
+void transpose(Stream& stream, const Transposition& args) {
+    with_element_type(args.dtype,
+                      [&](auto type) { launch_transpose<decltype(type)>(stream, args, nullptr); });
 }
 
 void symmetric_polynomial(Stream& stream, const SymmetricPolynomial& args) {

@@ -112,8 +112,13 @@ struct Normalization {
 };
 void normalize(Stream& stream, const Normalization& args);
 /// y [count, cols, rows] = the transposes of x [count, rows, cols].
-void transpose(Stream& stream, void* y, const void* x, DType dtype, int64_t count, int64_t rows,
-               int64_t cols);
+struct Transposition {
+    void* y = nullptr;
+    const void* x = nullptr;
+    DType dtype = DType::bf16;
+    int64_t count = 0, rows = 0, cols = 0;
+};
+void transpose(Stream& stream, const Transposition& args);
 void symmetric_polynomial(Stream& stream, const SymmetricPolynomial& args);
 size_t norm_bytes(int64_t count, int64_t rows, int64_t cols);
 
