@@ -56,8 +56,9 @@ std::string InferenceSession::described_dtype() const {
 void InferenceSession::build(Arena& arena, For use) {
     stream_ = Stream(arena.device(), arena.is_counting());
     const Registry registry = registry_of(spec_);
-    parameters_ = std::make_unique<ParameterStore>(arena, registry.parameters, dtype_,
-                                                   ParameterStore::Use::inference);
+    parameters_ = std::make_unique<ParameterStore>(
+        arena, registry.parameters,
+        ParameterStoreOptions{.dtype = dtype_, .use = ParameterStore::Use::inference});
     if (use == For::evaluation || use == For::evaluation_and_tasks) {
         const StageOptions options{.B = evaluation_batch_size,
                                    .T = sequence_length_,

@@ -13,18 +13,18 @@ constexpr int sums_slot = 0;
 
 }  // namespace
 
-ParameterStore::ParameterStore(Arena& arena, std::vector<Parameter> parameters, DType dtype,
-                               Use use, const Sharding& sharding, std::vector<OptimizerSlot> slots,
-                               const std::vector<Parameter>& model)
-    : ParameterBuffers(arena, std::move(parameters), dtype, use, sharding, std::move(slots)),
-      grids_(use == Use::training && sharding.is_exact()
+ParameterStore::ParameterStore(Arena& arena, std::vector<Parameter> parameters,
+                               ParameterStoreOptions options)
+    : ParameterBuffers(arena, std::move(parameters), options.dtype, options.use, options.sharding,
+                       std::move(options.slots)),
+      grids_(training() && options.sharding.is_exact()
                  ? std::optional<Grids>(std::in_place, arena, *this,
-                                        model.empty() ? this->parameters() : model)
+                                        options.model ? *options.model : this->parameters())
                  : std::nullopt),
       weights(*this),
       gradients(*this, grids()),
       state(*this) {
-    if (use == Use::training && sharding.matrices) matrices.emplace(arena, *this);
+    if (training() && options.sharding.matrices) matrices.emplace(arena, *this);
 }
 
 void ParameterStore::connect(const Mesh& mesh, StepClock* clock, TensorGroup* tensor) {

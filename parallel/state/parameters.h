@@ -16,16 +16,22 @@
 
 namespace train_gpt {
 
+struct ParameterStoreOptions {
+    DType dtype = DType::fp32;  // of the weights that a model computes with
+    ParameterBuffers::Use use = ParameterBuffers::Use::training;
+    Sharding sharding = {};
+    std::vector<OptimizerSlot> slots = {};
+    /// If sums are exact, all parameters of the model, by Parameter::id; null: the store has all.
+    /// Only the constructor reads them.
+    const std::vector<Parameter>* model = nullptr;
+};
+
 /// The buffers, and the members that work on them. A model leases `weights` and writes `gradients`.
 /// Files and initial values come through `state`. An optimizer of whole matrices gets `matrices`.
 /// Weights, gradients and matrices share one Exchange with the other ranks.
 class ParameterStore : public ParameterBuffers {
   public:
-    /// model: if sums are exact, all parameters of the model, by Parameter::id; empty: `parameters`
-    /// are all.
-    ParameterStore(Arena& arena, std::vector<Parameter> parameters, DType dtype, Use use,
-                   const Sharding& sharding = {}, std::vector<OptimizerSlot> slots = {},
-                   const std::vector<Parameter>& model = {});
+    ParameterStore(Arena& arena, std::vector<Parameter> parameters, ParameterStoreOptions options);
     // The members refer to the buffers.
     ParameterStore(const ParameterStore&) = delete;
     ParameterStore& operator=(const ParameterStore&) = delete;

@@ -118,9 +118,9 @@ struct TinyModel {
         generator.reset();
         model.reset();
         const int B = options.B, T = options.T;
-        parameters = std::make_unique<ParameterStore>(arena, registry.parameters, dtype,
-                                                      ParameterStore::Use::training, Sharding{},
-                                                      optimizer_slots());
+        parameters = std::make_unique<ParameterStore>(
+            arena, registry.parameters,
+            ParameterStoreOptions{.dtype = dtype, .slots = optimizer_slots()});
         routers = std::make_unique<RouterCounts>(spec, 16, true, arena);
         options.routers = routers.get();
         model = std::make_unique<Stage>(spec, registry, options, *parameters, arena);

@@ -91,8 +91,9 @@ TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
                 registry_of(spec_of(config, config.model.vocab_size)).parameters;
             const StepNumbers numbers{.fp64 = static_cast<int64_t>(parameters.size()) + 2};
             const auto store = [&](Arena& arena) {
-                return std::make_unique<ParameterStore>(arena, parameters, DType::bf16,
-                                                        ParameterStore::Use::training, sharding);
+                return std::make_unique<ParameterStore>(
+                    arena, parameters,
+                    ParameterStoreOptions{.dtype = DType::bf16, .sharding = sharding});
             };
             const uint64_t whole = memory_available(device);
             do_first_collectives(mesh, device, parameters, sharding,

@@ -71,16 +71,15 @@ TEST_CASE("leases bring each byte of state to the device once, and what was chan
         CAPTURE(sharding.size, sharding.rank, sharding.zero, sharding.bucket_elements,
                 sharding.matrices.has_value(), name_of(dtype), static_cast<int>(state_dtype),
                 slots.size());
+        const ParameterStoreOptions options{.dtype = dtype, .sharding = sharding, .slots = slots};
         Arena plan = Arena::counting(test_device());
         {
-            const ParameterStore store(plan, parameters, dtype, ParameterStore::Use::training,
-                                       sharding, slots);
+            const ParameterStore store(plan, parameters, options);
             const StateLeases leases(plan, store);
         }
         CHECK(plan.bytes(Purpose::masters) + plan.bytes(Purpose::moments) == 0);
         Arena arena(test_device(), plan);
-        const ParameterStore store(arena, parameters, dtype, ParameterStore::Use::training,
-                                   sharding, slots);
+        const ParameterStore store(arena, parameters, options);
         StateLeases leases(arena, store);
         Stream stream(test_device());
 
@@ -362,8 +361,10 @@ struct LeasedStore {
   private:
     void take(const DecoderSpec& spec, Arena& from) {
         store = std::make_unique<ParameterStore>(
-            from, registry_of(spec).parameters, DType::bf16, ParameterStore::Use::training,
-            Sharding{.bucket_elements = 4000, .state_on_host = true}, optimizer_slots());
+            from, registry_of(spec).parameters,
+            ParameterStoreOptions{.dtype = DType::bf16,
+                                  .sharding = {.bucket_elements = 4000, .state_on_host = true},
+                                  .slots = optimizer_slots()});
         leases = std::make_unique<StateLeases>(from, *store);
     }
 };

@@ -37,7 +37,7 @@ struct LaterStage {
     std::vector<float*> after_sums, finished;
 
     LaterStage(Arena& arena, const std::vector<Parameter>& parameters, const Sharding& sharding)
-        : store(arena, parameters, DType::fp32, ParameterStore::Use::training, sharding) {
+        : store(arena, parameters, {.sharding = sharding}) {
         const auto take = [&](int64_t n) {
             return static_cast<float*>(
                 arena.take(static_cast<size_t>(n) * sizeof(float), Purpose::buffers));

@@ -248,9 +248,8 @@ std::map<std::string, std::vector<float>> saved_state(const fs::path& checkpoint
     const Experiment one(1, 1);
     Arena plan = Arena::counting(Device{});
     const auto build = [&](Arena& arena) {
-        return std::make_unique<ParameterStore>(arena, registry_of(spec).parameters, DType::fp32,
-                                                ParameterStore::Use::training, Sharding{},
-                                                optimizer_slots());
+        return std::make_unique<ParameterStore>(arena, registry_of(spec).parameters,
+                                                ParameterStoreOptions{.slots = optimizer_slots()});
     };
     build(plan);
     Arena arena(Device{}, plan);
