@@ -20,27 +20,12 @@ struct Product {
     KernelSettings settings;
 };
 
-inline std::vector<Product> products() {
-    using Gemm = KernelSettings::Gemm;
-    using Epilogues = KernelSettings::Epilogues;
-    if (test_device().is_cuda())
-        return {{"fused epilogues", {.epilogues = Epilogues::fused}},
-                {"separate kernels", {.epilogues = Epilogues::separate}},
-                {"the faster", {.autotune = true}}};
-    return {
-        {"own", {.gemm = Gemm::own}},
-#ifdef TRAIN_GPT_ONEDNN
-        {"onednn", {.gemm = Gemm::onednn}},
-#endif
-    };
-}
+std::vector<Product> products();
 
 inline Values rounded_to_float(Values values) { return stored_as(DType::fp32, std::move(values)); }
 
 /// Sums that tensor cores cut off in a product of this depth (Errors::check).
-inline int64_t cut_off_sums(DType dtype, int64_t depth) {
-    return test_device().is_cuda() && dtype == DType::bf16 ? (depth + 15) / 16 : 0;
-}
+int64_t cut_off_sums(DType dtype, int64_t depth);
 
 /// One layer with random contents: x [M, K], w [N, K], dy [M, N].
 struct Layer {
@@ -48,22 +33,9 @@ struct Layer {
     int64_t M, N, K;
     Buffer x, w, bias, residual, dy, input_preact;
 
-    Layer(DType dtype_, int64_t M_, int64_t N_, int64_t K_)
-        : dtype(dtype_),
-          M(M_),
-          N(N_),
-          K(K_),
-          x(dtype, {M, K}, random_normal(static_cast<size_t>(M * K))),
-          w(dtype, {N, K},
-            random_normal(static_cast<size_t>(N * K), 1.0f / std::sqrt(static_cast<float>(K)))),
-          bias(dtype, {N}, random_normal(static_cast<size_t>(N))),
-          residual(dtype, {M, N}, random_normal(static_cast<size_t>(M * N))),
-          dy(dtype, {M, N}, random_normal(static_cast<size_t>(M * N))),
-          input_preact(dtype, {M, K}, random_normal(static_cast<size_t>(M * K), 2.0f)) {}
+    Layer(DType dtype_, int64_t M_, int64_t N_, int64_t K_);
 
-    size_t scratch_bytes(const KernelSettings& settings = {}) const {
-        return linear_scratch_bytes(planning(settings), dtype, M, N, K);
-    }
+    size_t scratch_bytes(const KernelSettings& settings = {}) const;
 
     // The three products, without what epilogues add.
     template <class Real>
@@ -86,59 +58,16 @@ struct Extent {
 
 /// Odd sizes, sizes around the tiles, and the shapes of small transformers; some have K = 4·N, as
 /// an MLP's output projection.
-inline std::vector<Extent> extents() {
-    if (device_is_simulated()) {
-        return {{1, 1, 1},
-                {1, 70, 7},
-                {33, 1, 65},
-                {15, 31, 17},
-                {64, 192, 64},
-                {13, 104, 40},
-                {270, 24, 16},
-                {33, 24, 96},
-                {random_int(1, 90), random_int(1, 90), random_int(1, 90)}};
-    }
-    std::vector<Extent> result{{1, 1, 1},      {1, 300, 7},   {300, 1, 65},   {2, 33, 300},
-                               {15, 31, 17},   {64, 192, 64}, {13, 1024, 40}, {50, 48, 1024},
-                               {129, 96, 768}, {520, 64, 33}, {260, 192, 768}};
-    for (int i = 0; i < 6; ++i)
-        result.push_back({random_int(1, 300), random_int(1, 300), random_int(1, 300)});
-    // Sums of as many products as AMX kernels of oneDNN get wrong with some numbers of rows
-    const int64_t rows = std::array{34, 35, 37, 38, 47}[static_cast<size_t>(random_int(0, 4))];
-    result.push_back({rows, 290, 63});
-    result.push_back({rows, 63, 290});
-    result.push_back({1099, 2079, 40});
-    result.push_back({1167, 28, 2111});
-    // Enough rows for a packed weight, enough columns for epilogues range by range.
-    result.push_back({random_int(1024, 1300), random_int(2048, 2200), random_int(1, 40)});
-    result.push_back({random_int(1024, 1300), random_int(1, 40), random_int(2048, 2200)});
-    return result;
-}
+std::vector<Extent> extents();
 
-inline void for_each_layer(const std::function<void(const Layer&)>& check) {
-    for (const Extent& e : extents()) {
-        for (DType dtype : {DType::fp32, DType::bf16}) {
-            CAPTURE(name_of(dtype), e.M, e.N, e.K);
-            check(Layer(dtype, e.M, e.N, e.K));
-        }
-    }
-}
+void for_each_layer(const std::function<void(const Layer&)>& check);
 
-inline void for_each_product(const std::function<void(const KernelSettings&)>& check) {
-    for (const Product& product : products()) {
-        CAPTURE(product.name);
-        check(product.settings);
-    }
-}
+void for_each_product(const std::function<void(const KernelSettings&)>& check);
 
 /// A stream on the CPU, whatever the device under test.
 class HostStream {
   public:
-    explicit HostStream(size_t scratch_bytes) : scratch_(scratch_bytes + 64) {
-        stream_.scratch =
-            scratch_.data() + (64 - reinterpret_cast<uintptr_t>(scratch_.data()) % 64) % 64;
-        stream_.scratch_bytes = scratch_bytes;
-    }
+    explicit HostStream(size_t scratch_bytes);
     operator Stream&() { return stream_; }
 
   private:
