@@ -20,82 +20,31 @@ namespace train_gpt {
 
 struct TinyModel {
     TinyModel(const DecoderSpec& spec, int B, int T, DType dtype,
-              Recompute recompute = Recompute::none, const Generator::Options& generating = {})
-        : TinyModel(spec, registry_of(spec), {.B = B, .T = T, .recompute = recompute}, dtype,
-                    generating) {}
+              Recompute recompute = Recompute::none, const Generator::Options& generating = {});
     /// A stage of a model, or a whole one with any options.
     TinyModel(const DecoderSpec& spec, const Registry& registry, const StageOptions& options,
-              DType dtype, const Generator::Options& generating = {})
-        : generating_(generating), arena_(allocate(spec, registry, options, dtype)) {
-        build(arena_, spec, registry, options, dtype);
-        // Nothing may be read before it is written, in particular gradients.
-        for (int i = 0; i < count(); ++i)
-            set_state(ParameterState::gradient, i, std::numeric_limits<float>::quiet_NaN());
-    }
+              DType dtype, const Generator::Options& generating = {});
 
     int count() const { return static_cast<int>(parameters->parameters().size()); }
-    const Parameter& parameter(int i) const {
-        return parameters->parameters()[static_cast<size_t>(i)];
-    }
+    const Parameter& parameter(int i) const;
 
     /// Forward and backward of one micro-batch of `micro_batches` in a step; returns the sum of
     /// losses. Those after the first do not begin a step.
     double run(const int32_t* tokens, const int32_t* targets, bool first = true,
-               int micro_batches = 1) {
-        set_batch(tokens, targets);
-        submit(first, micro_batches);
-        double loss = 0;
-        copy_now(stream.device, &loss, loss_, sizeof loss);
-        return loss;
-    }
+               int micro_batches = 1);
 
     /// The following batches have documents: doc_start [B, T].
-    void set_documents(const int32_t* doc_start) {
-        copy_now(stream.device, doc_start_.data, doc_start, doc_start_.bytes());
-        has_documents_ = true;
-    }
-    void set_batch(const int32_t* tokens, const int32_t* targets) {
-        copy_now(stream.device, tokens_.data, tokens, tokens_.bytes());
-        copy_now(stream.device, targets_.data, targets, targets_.bytes());
-    }
-    TokenBatch batch() const {
-        return {.tokens = tokens_.as<int32_t>(),
-                .targets = targets_.as<int32_t>(),
-                .doc_start = has_documents_ ? doc_start_.as<int32_t>() : nullptr,
-                .trains = true};
-    }
+    void set_documents(const int32_t* doc_start);
+    void set_batch(const int32_t* tokens, const int32_t* targets);
+    TokenBatch batch() const;
     /// The work of run() without its copies.
-    void submit(bool first = true, int micro_batches = 1) {
-        if (first) {
-            parameters->gradients.begin_step(micro_batches, micro_batches);
-            routers->begin_step(stream);
-        }
-        model->forward(stream, 0, batch());
-        model->backward(stream, 0, batch());
-        accumulate_loss(stream, loss_, model->losses(), tokens_.numel(), false);
-    }
+    void submit(bool first = true, int micro_batches = 1);
 
     /// Each token's loss in the last run.
-    std::vector<float> losses() const {
-        std::vector<float> values(static_cast<size_t>(tokens_.numel()));
-        copy_now(stream.device, values.data(), model->losses(), values.size() * sizeof(float));
-        return values;
-    }
-    std::vector<float> state(std::string_view which, int i) const {
-        std::vector<float> values(static_cast<size_t>(parameter(i).padded_numel()));
-        parameters->state.read(which, i, 0, values);
-        return values;
-    }
-    void set_state(std::string_view which, int i, float value) {
-        parameters->state.write(
-            which, i, 0,
-            std::vector<float>(static_cast<size_t>(parameter(i).padded_numel()), value));
-    }
-    std::vector<float> gradient(int i) const {
-        std::vector<float> values = state(ParameterState::gradient, i);
-        values.resize(static_cast<size_t>(parameter(i).numel()));
-        return values;
-    }
+    std::vector<float> losses() const;
+    std::vector<float> state(std::string_view which, int i) const;
+    void set_state(std::string_view which, int i, float value);
+    std::vector<float> gradient(int i) const;
 
     Stream stream;
     std::unique_ptr<ParameterStore> parameters;
@@ -106,38 +55,10 @@ struct TinyModel {
 
   private:
     Arena allocate(const DecoderSpec& spec, const Registry& registry, const StageOptions& options,
-                   DType dtype) {
-        Arena plan = Arena::counting(test_device());
-        build(plan, spec, registry, options, dtype);
-        return Arena(test_device(), plan);
-    }
+                   DType dtype);
 
     void build(Arena& arena, const DecoderSpec& spec, const Registry& registry,
-               StageOptions options, DType dtype) {
-        optimizer.reset();
-        generator.reset();
-        model.reset();
-        const int B = options.B, T = options.T;
-        parameters = std::make_unique<ParameterStore>(
-            arena, registry.parameters,
-            ParameterStoreOptions{.dtype = dtype, .slots = optimizer_slots()});
-        routers = std::make_unique<RouterCounts>(spec, 16, true, arena);
-        options.routers = routers.get();
-        model = std::make_unique<Stage>(spec, registry, options, *parameters, arena);
-        if (registry.begins_model() && registry.ends_model())
-            generator =
-                std::make_unique<Generator>(spec, registry, *parameters, arena, generating_);
-        optimizer = std::make_unique<Optimizer>(*parameters, arena,
-                                                OptimizerOptions{.routers = routers.get()});
-        tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
-        targets_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
-        doc_start_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
-        loss_ = static_cast<double*>(arena.take(sizeof(double), Purpose::buffers));
-        stream = Stream(arena.device(), arena.is_counting());
-        stream.scratch_bytes = std::max(model->scratch_bytes(stream),
-                                        generator ? generator->scratch_bytes(stream) : size_t{0});
-        stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
-    }
+               StageOptions options, DType dtype);
 
     Tensor tokens_, targets_, doc_start_;
     bool has_documents_ = false;
