@@ -303,7 +303,7 @@ endif
 # matters. Exceptions are code that processes whole texts or all weights of a model, and the reference loops of kernel tests.
 ifeq ($(VARIANT),)
 $(addprefix $(O)/,$(patsubst %.cpp,%.o,$(filter-out dataloader/jsonl.cpp training/files/stored_model.cpp training/files/llmc_model.cpp,\
-    $(wildcard training/*.cpp training/*/*.cpp) $(OF_JSON) $(shell grep -l '<cudnn_frontend' $(SOURCES))))) $(filter-out %/reference.o,$(TEST_OBJECTS)) $(O)/test/compare.o: private FLAGS += -O1
+    $(wildcard training/*.cpp training/*/*.cpp) $(OF_JSON) $(shell grep -l '<cudnn_frontend' $(SOURCES))))) $(filter-out %/kernels/reference.o,$(TEST_OBJECTS)) $(O)/test/compare.o: private FLAGS += -O1
 endif
 
 -include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/bench_tokenizer.d $(O)/test/compare.d $(wildcard $(PRECOMPILED)/*.d)
