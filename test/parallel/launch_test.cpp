@@ -26,12 +26,14 @@
 #include "parallel/net/socket.h"
 #include "parallel/world.h"
 #include "test/catch.h"
+#include "test/file_difference.h"
 #include "test/parallel/failing_job.h"
 #include "test/parallel/ranks.h"
 #include "test/parallel/training_job.h"
 #include "test/parallel/two_nodes.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/files/checkpoint.h"
 
 using namespace train_gpt;
 using namespace std::chrono_literals;

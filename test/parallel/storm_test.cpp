@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "test/catch.h"
 #include "test/file_difference.h"
 #include "test/parallel/failing_job.h"
