@@ -16,6 +16,7 @@
 #include "test/parallel/ranks.h"
 #include "test/parallel/training_job.h"
 #include "test/random.h"
+#include "training/files/checkpoint.h"
 #include "training/plan/memory_plan.h"
 #include "training/watch/loss_watch.h"
 

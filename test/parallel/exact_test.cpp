@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "model/families/family.h"
 #include "parallel/mesh.h"
 #include "test/catch.h"
 #include "test/parallel/mesh_job.h"
@@ -14,6 +15,7 @@
 #include "test/parallel/training_job.h"
 #include "test/planned_traffic.h"
 #include "test/random.h"
+#include "training/config/load_config.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "test/parallel/training_job.h"
+#include "training/files/checkpoint.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;

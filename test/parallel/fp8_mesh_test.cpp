@@ -10,6 +10,7 @@
 #include "test/parallel/mesh_job.h"
 #include "test/parallel/ranks.h"
 #include "test/parallel/training_job.h"
+#include "training/files/safetensors.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;

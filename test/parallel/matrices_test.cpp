@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "model/families/family.h"
 #include "test/catch.h"
 #include "test/parallel/mesh_job.h"
 #include "test/parallel/ranks.h"

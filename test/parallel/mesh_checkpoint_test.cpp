@@ -3,6 +3,7 @@
 #include <set>
 
 #include "test/parallel/mesh_job.h"
+#include "test/parallel/training_job.h"
 #include "training/files/checkpoint.h"
 #include "training/files/fp8_file.h"
 

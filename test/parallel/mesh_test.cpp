@@ -8,14 +8,17 @@
 #include <sstream>
 
 #include <malloc.h>
+#include <omp.h>
 
 #include "kernels/choices.h"
 #include "model/families/family.h"
 #include "parallel/communicator_kinds.h"
 #include "test/parallel/mesh_job.h"
+#include "test/parallel/training_job.h"
 #include "test/planned_traffic.h"
 #include "training/config/load_config.h"
 #include "training/decisions.h"
+#include "training/plan/memory_plan.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;

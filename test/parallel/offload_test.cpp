@@ -17,6 +17,7 @@
 #include "device/copy.h"
 #include "device/trace.h"
 #include "model/block_inputs.h"
+#include "model/families/family.h"
 #include "parallel/state/parameters.h"
 #include "parallel/state/state_leases.h"
 #include "test/catch.h"
@@ -26,6 +27,7 @@
 #include "test/parallel/ranks.h"
 #include "test/parallel/training_job.h"
 #include "test/random.h"
+#include "training/config/load_config.h"
 #include "training/optimizer.h"
 #include "training/plan/memory_plan.h"
 

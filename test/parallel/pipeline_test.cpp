@@ -6,6 +6,7 @@
 #include "parallel/axes/pipeline.h"
 #include "parallel/pipeline/stage_layers.h"
 #include "test/parallel/mesh_job.h"
+#include "test/parallel/training_job.h"
 #include "training/config/load_config.h"
 #include "training/plan/fit.h"
 #include "training/plan/memory_plan.h"

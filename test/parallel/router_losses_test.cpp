@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "model/families/family.h"
 #include "model/router_counts.h"
 #include "parallel/mesh.h"
 #include "test/catch.h"

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "model/families/family.h"
 #include "model/families/gpt2.h"
 #include "test/catch.h"
 #include "test/parallel/experiment.h"
@@ -19,6 +20,7 @@
 #include "test/planned_traffic.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "tokenizer/tokenizer.h"
 #include "training/files/checkpoint.h"
 #include "training/files/optimizer_files.h"
 #include "training/plan/memory_plan.h"

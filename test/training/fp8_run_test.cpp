@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "device/copy.h"
 #include "device/profile.h"
+#include "model/families/family.h"
 #include "model/fp8_scales.h"
 #include "test/catch.h"
 #include "test/kernels/refused_launches.h"
@@ -17,9 +18,11 @@
 #include "test/parallel/mesh_job.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/config/load_config.h"
 #include "training/files/checkpoint.h"
 #include "training/files/fp8_file.h"
 #include "training/files/safetensors.h"
+#include "training/plan/memory_plan.h"
 #include "training/plan/plan.h"
 
 using namespace train_gpt;

@@ -4,9 +4,11 @@
 #include <vector>
 
 #include "kernels/dynamic_map.h"
+#include "model/families/family.h"
 #include "test/catch.h"
 #include "test/parallel/mesh_job.h"
 #include "test/random.h"
+#include "training/config/load_config.h"
 #include "training/files/checkpoint.h"
 
 using namespace train_gpt;
