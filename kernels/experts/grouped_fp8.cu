@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "base/error.h"
 #include "kernels/attention/tile.cuh"
 #include "kernels/experts/group_tiles.cuh"
 #include "kernels/experts/grouped_fp8.h"
