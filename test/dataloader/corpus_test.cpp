@@ -4,6 +4,9 @@
 #include <regex>
 
 #include <xxhash.h>
+#ifdef TRAIN_GPT_ZSTD
+#include <zstd.h>
+#endif
 
 #include "dataloader/documents.h"
 

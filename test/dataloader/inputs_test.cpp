@@ -1,6 +1,8 @@
 // What inputs may be: bytes that are not text, JSON arrays, a single packed or piped document.
 #include <numeric>
 
+#include <nlohmann/json.hpp>
+
 #include "base/utf8.h"
 #include "dataloader/documents.h"
 #include "test/dataloader/corpus.h"

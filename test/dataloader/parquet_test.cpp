@@ -1,6 +1,8 @@
 // Parquet files: what is read from files in every shape, what is refused, and what damage does.
 #include <limits>
 
+#include <nlohmann/json.hpp>
+
 #include "dataloader/parquet/text_column.h"
 #include "test/dataloader/corpus.h"
 #include "test/dataloader/parquet_writer.h"

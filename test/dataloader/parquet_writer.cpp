@@ -11,6 +11,9 @@
 #ifdef TRAIN_GPT_SNAPPY
 #include <snappy-c.h>
 #endif
+#ifdef TRAIN_GPT_ZLIB
+#include <zlib.h>
+#endif
 
 #include "test/dataloader/corpus.h"
 
