@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "model/families/family.h"
+#include "test/random.h"
 #include "training/config/load_config.h"
 #include "training/plan/memory_plan.h"
 #include "training/schedule.h"
@@ -269,6 +270,12 @@ LoaderOptions MeshRun::loading(const Config& config) const {
     LoaderOptions options = loader_options(config, mesh_.layout(), mesh_.rank());
     if (config.data.document_mask) options.document_boundary = 0;
     return options;
+}
+
+Environment late_streams() {
+    return {{"GPUSIM_STREAMS", "lazy"},
+            {"GPUSIM_SEED", std::to_string(random_int(1, 1000))},
+            {"GPUSIM_NCCL_PROGRESS_MS", "300"}};
 }
 
 }  // namespace train_gpt::mesh_job

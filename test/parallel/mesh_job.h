@@ -12,6 +12,7 @@
 
 #include "parallel/mesh.h"
 #include "test/catch.h"
+#include "test/parallel/ranks.h"
 #include "training/trainer.h"
 
 namespace train_gpt::mesh_job {
@@ -157,10 +158,6 @@ void on_parts(const World& world, std::span<const MeshCase> cases, Check&& check
 }
 
 /// An adverse order of a simulated GPU's streams, another one each time.
-inline Environment late_streams() {
-    return {{"GPUSIM_STREAMS", "lazy"},
-            {"GPUSIM_SEED", std::to_string(random_int(1, 1000))},
-            {"GPUSIM_NCCL_PROGRESS_MS", "300"}};
-}
+Environment late_streams();
 
 }  // namespace train_gpt::mesh_job
