@@ -168,17 +168,21 @@ class WorkBuilder {
         LayerTime of;
         PassTime& time = of.forward;
         double rounded = 0;  // elements of a token
-        // `times` alike; of inputs that are rounded to fp8, with gradients, so many for a token
+        struct Repeated {
+            double times = 1;         // products alike
+            bool of_experts = false;  // each is an expert's
+        };
+        // inputs: elements of a token that are rounded to fp8, with gradients
         const auto add = [&](BlockProduct which, double rows, double N, double K, double inputs,
-                             double times = 1, bool of_experts = false) {
+                             const Repeated& repeated = {}) {
             const bool fp8 = in_fp8(number, which);
-            const bool third =
-                fp8 && (of_experts ? fp8_experts_weight_gradients_ : fp8_weight_gradients_);
-            time.products += times * product(rows, N, K, fp8);
-            of.weight_gradients += times * product(rows, N, K, third);
+            const bool third = fp8 && (repeated.of_experts ? fp8_experts_weight_gradients_
+                                                           : fp8_weight_gradients_);
+            time.products += repeated.times * product(rows, N, K, fp8);
+            of.weight_gradients += repeated.times * product(rows, N, K, third);
             if (!fp8) return;
             rounded += inputs;
-            of.rounded_weights += N * K * (of_experts ? layer.experts.n_expert : 1);
+            of.rounded_weights += N * K * (repeated.of_experts ? layer.experts.n_expert : 1);
         };
         double hidden = layer.n_ff, up_width = layer.up_width(),
                weights = C * (layer.qkv_width() + width);
@@ -191,9 +195,9 @@ class WorkBuilder {
                          routed = double{1} * experts.n_expert_per_token * experts.n_ff,
                          share = routed / (routed + experts.n_ff_shared);
             // Grouped products reach about half of the dense speed (docs/measurements.md).
-            const double times = 2.0 * experts.n_expert;
-            add(up, of_expert, 2.0 * experts.n_ff, C, share * of_norm + routed, times, true);
-            add(down, of_expert, C, experts.n_ff, routed, times, true);
+            const Repeated repeated{.times = 2.0 * experts.n_expert, .of_experts = true};
+            add(up, of_expert, 2.0 * experts.n_ff, C, share * of_norm + routed, repeated);
+            add(down, of_expert, C, experts.n_ff, routed, repeated);
             hidden = routed + experts.n_ff_shared;
             up_width = 2 * hidden;
             weights += 3 * C * experts.n_ff * experts.n_expert;
