@@ -260,11 +260,18 @@ void check_curves(const Curve& curve, const Curve& one, const Curve& threads, do
 /// In bf16, tensor-parallel ranks round each part of a sum before these are added up, where one
 /// rank rounds the sum: a few more roundings among those that any activation and gradient in bf16
 /// has gone through, of the same size. So their distance from one rank's gradients in fp32 is
-/// compared with that of one rank in bf16. All tensors together are hardly farther away; in a
-/// tensor of few elements, or whose gradient is all rounding, chance counts.
+/// compared with that of one rank in bf16. All tensors together are hardly farther away. In a
+/// tensor of few elements, or whose gradient is all rounding, chance counts: once a k_norm of eight
+/// elements was 8 times closer in one rank than the mean of all tensors. So no tensor is expected
+/// to be closer than the mean.
 void check_rounding(const MeshRun& run, const Curve& curve, const Curve& one, const Curve& exact) {
     const std::vector<Parameter> parameters = registry_of(run.spec()).parameters;
-    double ours = 0, of_one = 0;  // relative squares, over all tensors
+    struct Distance {
+        std::string tensor;
+        double ours, of_one;  // relative squares
+    };
+    std::vector<Distance> distances;
+    double ours = 0, of_one = 0;  // over all tensors
     for (size_t i = 0; i < parameters.size(); ++i) {
         const std::vector<double>& e = exact.first_gradients[i];
         const double size = std::inner_product(e.begin(), e.end(), e.begin(), 0.0);
@@ -278,11 +285,15 @@ void check_rounding(const MeshRun& run, const Curve& curve, const Curve& one, co
             for (size_t k = 0; k < e.size(); ++k) sum += (a[k] - e[k]) * (a[k] - e[k]);
             return sum / size;
         };
-        const double a = square(curve.first_gradients[i]), b = square(one.first_gradients[i]);
-        CAPTURE(parameters[i].name, a, b);
-        CHECK(a <= 4 * 4 * b);
-        ours += a;
-        of_one += b;
+        distances.push_back(
+            {parameters[i].name, square(curve.first_gradients[i]), square(one.first_gradients[i])});
+        ours += distances.back().ours;
+        of_one += distances.back().of_one;
+    }
+    const double mean = of_one / static_cast<double>(distances.size());
+    for (const Distance& d : distances) {
+        CAPTURE(d.tensor, d.ours, d.of_one, mean);
+        CHECK(d.ours <= 4 * 4 * std::max(d.of_one, mean));
     }
     CAPTURE(ours, of_one);
     CHECK(ours <= 1.5 * 1.5 * of_one);
