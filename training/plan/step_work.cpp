@@ -261,10 +261,10 @@ class WorkBuilder {
             const double bytes = static_cast<double>(tokens_) * layer.n_embd *
                                  static_cast<double>(size_of(shape_.dtype)) /
                                  shape_.mesh.size(Axis::tensor),
-                         way = bytes / cluster_.host_link;
-            unit.forward.offload = std::max(0.0, way - f.sum());
+                         way = bytes / cluster_.host_link, computing = f.sum();
+            unit.forward.offload = std::max(0.0, way - computing);
             if (shape_.mesh.size(Axis::pipeline) > 1 || number < layers_from_host(shape_))
-                unit.backward_inputs.offload = std::max(0.0, way - 2 * f.sum());
+                unit.backward_inputs.offload = std::max(0.0, way - 2 * computing);
         }
         return unit;
     }
