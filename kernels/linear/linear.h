@@ -56,7 +56,9 @@ struct LinearForward {
     Operand w;
     Tensor bias = {}, residual = {}, preact = {};
     Fp8Matrix rounded_x = {};
-    bool gelu_of_preact = false;  // on CUDA, out has the bits of gelu_forward() of preact
+    /// On CUDA, out has the bits of gelu_forward() of preact, if N is a multiple of 16, as it is
+    /// where the next product is in fp8.
+    bool gelu_of_preact = false;
 };
 void linear_forward(Stream& stream, const LinearForward& args);
 
