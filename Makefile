@@ -113,7 +113,7 @@ $(B)/config.mk: export SETTINGS := $(SETTINGS)
 
 OPTIMISE := -O2
 ifneq ($(SANITIZE),)
-OPTIMISE := -O1 -g -fno-omit-frame-pointer -fsanitize=$(SANITIZE) -fno-sanitize-recover=all
+OPTIMISE := -O1 -g1 -fno-omit-frame-pointer -fsanitize=$(SANITIZE) -fno-sanitize-recover=all
 endif
 ifneq ($(filter-out 0,$(DEBUG)),)
 OPTIMISE := -Og -g -D_GLIBCXX_ASSERTIONS $(filter -fsanitize% -fno-%,$(OPTIMISE))
