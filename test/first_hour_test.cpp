@@ -442,7 +442,7 @@ std::string report_on_simulator(const std::vector<std::string>& arguments,
     command.insert(command.end(), arguments.begin(), arguments.end());
     Environment environment{{"GPUSIM", libraries}, {"GPUSIM_DEVICES", "1"}, {"PYTHON", ""}};
     for (const auto& [name, value] : more) environment[name] = value;
-    const ProgramResult run = run_program(command, environment, 600);
+    const ProgramResult run = run_program(command, environment);
     INFO(run.output);
     CHECK(run.exit_code == 0);
     return read(folder / "report.md");

@@ -219,8 +219,7 @@ TEST_CASE("scripts answer --help with their usage, and start nothing", "[scripts
             continue;
         CAPTURE(script);
         ++scripts;
-        const ProgramResult help =
-            run_program({shell ? "bash" : "python3", script, "--help"}, {}, 20);
+        const ProgramResult help = run_program({shell ? "bash" : "python3", script, "--help"}, {});
         CHECK(help.exit_code == 0);
         CHECK(contains(help.output, entry.path().filename().string()));
         CHECK_FALSE(contains(help.output, "set -"));

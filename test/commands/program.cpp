@@ -80,7 +80,7 @@ std::string Process::err() const {
 void Process::signal(int number) { ::kill(pid_, number); }
 
 bool Process::wait_until(const std::function<bool()>& condition) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(10);
     while (!condition()) {
         int status = 0;
         if (!over_ && ::waitpid(pid_, &status, WNOHANG) == pid_) {

@@ -74,7 +74,7 @@ TEST_CASE("the job's secret is in no file, no output and no report, and leaves t
         2,
         Arguments{binary()} + Workplace::get().train(run, {"--set", "checkpoint.every=4", "--set",
                                                            "log.tensorboard=true", "--trace", "1"}),
-        {{"TRAIN_GPT_SECRET", secret}}, 120, Launcher::own);
+        {{"TRAIN_GPT_SECRET", secret}}, Launcher::own);
     CAPTURE(trained.output);
     REQUIRE(trained.exit_code == 0);
     CHECK_FALSE(contains(trained.output, secret));

@@ -85,7 +85,7 @@ bool TerminalProcess::read_more(int milliseconds) {
 }
 
 bool TerminalProcess::wait_until(const std::function<bool()>& condition) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(10);
     while (!condition())
         if (std::chrono::steady_clock::now() > deadline || !read_more()) return condition();
     return true;

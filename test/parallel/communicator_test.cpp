@@ -466,8 +466,7 @@ TEST_CASE("ranks of one node reduce, gather, broadcast, send and split", "[commu
         for (const int n : {1, 2, 3, 4, 8}) {
             const ProgramResult result = run_case_on_ranks(
                 n, "ranks: cpu collectives",
-                {{"RANKS", std::to_string(n)}, {"FOLDER", folder / name_of(launcher)}}, 120,
-                launcher);
+                {{"RANKS", std::to_string(n)}, {"FOLDER", folder / name_of(launcher)}}, launcher);
             INFO(name_of(launcher) << ", " << n << " ranks, " << result.seconds << " s\n"
                                    << result.output);
             CHECK(result.exit_code == 0);
@@ -517,14 +516,14 @@ TEST_CASE("ranks of nodes of different sizes and in any order exchange the same"
     for (const Launcher launcher : kinds_of_links())
         for (const int n : {2, 3, 5}) {
             const ProgramResult result = run_case_on_ranks(
-                n, "ranks: several nodes", {{"FOLDER", folder / name_of(launcher)}}, 120, launcher);
+                n, "ranks: several nodes", {{"FOLDER", folder / name_of(launcher)}}, launcher);
             INFO(name_of(launcher) << ", " << n << " ranks, " << result.seconds << " s\n"
                                    << result.output);
             CHECK(result.exit_code == 0);
         }
     const ProgramResult encrypted =
         run_case_on_ranks(4, "ranks: several nodes",
-                          {{"FOLDER", folder / "encrypted"}, {"ENCRYPT", "1"}}, 120, Launcher::own);
+                          {{"FOLDER", folder / "encrypted"}, {"ENCRYPT", "1"}}, Launcher::own);
     INFO(encrypted.output);
     CHECK(encrypted.exit_code == 0);
 }
@@ -544,12 +543,12 @@ TEST_CASE("ranks: encrypt", "[.ranks]") {
 
 TEST_CASE("ranks whose messages cannot be encrypted refuse to be told so", "[communicator]") {
     const ProgramResult some =
-        run_case_on_ranks(2, "ranks: encrypt", {{"ENCRYPT", "one"}}, 60, Launcher::own);
+        run_case_on_ranks(2, "ranks: encrypt", {{"ENCRYPT", "one"}}, Launcher::own);
     INFO(some.output);
     CHECK(contains(some.output, "refused: parallel.encrypt is not the same on all ranks"));
     if (skip_without_mpirun()) return;
     const ProgramResult mpi =
-        run_case_on_ranks(2, "ranks: encrypt", {{"ENCRYPT", "all"}}, 60, Launcher::mpirun);
+        run_case_on_ranks(2, "ranks: encrypt", {{"ENCRYPT", "all"}}, Launcher::mpirun);
     INFO(mpi.output);
     CHECK(contains(mpi.output,
                    "refused: parallel.encrypt is true, but these ranks were started "
@@ -630,9 +629,8 @@ TEST_CASE("a rank that waits for one that is gone ends, or leaves with an Error 
           "[communicator]") {
     for (const Launcher launcher : kinds_of_links()) {
         for (const char* nodes : {"1", "2"})
-            check_gave_up(
-                run_case_on_ranks(2, "ranks: cpu give up", {{"NODES", nodes}}, 120, launcher));
-        check_died(run_case_on_ranks(3, "ranks: cpu die", {}, 120, launcher));
+            check_gave_up(run_case_on_ranks(2, "ranks: cpu give up", {{"NODES", nodes}}, launcher));
+        check_died(run_case_on_ranks(3, "ranks: cpu die", {}, launcher));
     }
 }
 
@@ -692,7 +690,7 @@ TEST_CASE(
                                    {"GPUSIM_SEED", "3"},
                                    {"GPUSIM_STATS", "1"},
                                    {"GPUSIM_STATS_FILE", folder / "volume"}},
-                                  120, n == 2 ? Launcher::own : usual_launcher());
+                                  n == 2 ? Launcher::own : usual_launcher());
             INFO(n << " ranks, " << result.seconds << " s\n" << result.output);
             CHECK(result.exit_code == 0);
             if (!simulated) continue;

@@ -172,8 +172,8 @@ TEST_CASE("ranks that share sequences in groups of any number have one rank's re
           "[context][.][long]") {
     if (skip_without_mpirun()) return;
     for (const auto& [ranks, repeats] : {std::pair{2, "20"}, {4, "8"}, {6, "6"}, {8, "3"}}) {
-        const ProgramResult result = run_case_on_ranks(
-            ranks, "ranks: context training", {{"DEVICE", "cpu"}, {"REPEATS", repeats}}, 600);
+        const ProgramResult result = run_case_on_ranks(ranks, "ranks: context training",
+                                                       {{"DEVICE", "cpu"}, {"REPEATS", repeats}});
         INFO(result.output);
         CHECK(result.exit_code == 0);
     }
@@ -183,8 +183,7 @@ TEST_CASE("ranks that share sequences on GPUs have one rank's gradients, losses 
           "[context][cuda]") {
     if (skip_without_gpus(2)) return;
     check_case_on_ranks(2, "ranks: context training",
-                        {{"DEVICE", "cuda"}, {"REPEATS", "2"}, {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
-                        240);
+                        {{"DEVICE", "cuda"}, {"REPEATS", "2"}, {"GPUSIM_NCCL_PROGRESS_MS", "300"}});
 }
 
 // ---- The program -------------------------------------------------------------------------------
@@ -246,5 +245,5 @@ TEST_CASE("ranks: long sequence", "[.ranks]") {
 
 TEST_CASE("four ranks share a sequence of 32,768 tokens", "[context][.][long]") {
     if (skip_without_mpirun()) return;
-    check_case_on_ranks(4, "ranks: long sequence", {}, 600);
+    check_case_on_ranks(4, "ranks: long sequence", {});
 }

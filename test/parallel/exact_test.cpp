@@ -391,7 +391,7 @@ TEST_CASE("exact runs with other axes give the same bits on any number of data-p
 TEST_CASE("exact sums give one rank's bits on 1 to 8 ranks, with every stage and schedule",
           "[exact][mesh][training][.][long]") {
     if (skip_without_mpirun()) return;
-    check_case_on_ranks(8, "ranks: more exact meshes", {}, 900);
+    check_case_on_ranks(8, "ranks: more exact meshes", {});
 }
 
 #ifdef TRAIN_GPT_CUDA
@@ -435,13 +435,13 @@ TEST_CASE("ranks: exact gpu meshes in fp8", "[.ranks]") {
 
 TEST_CASE("exact sums give one GPU's bits on several GPUs", "[exact][mesh][training][cuda]") {
     if (skip_without_gpus(4)) return;
-    check_case_on_ranks(4, "ranks: exact gpu meshes", late_streams(), 400);
+    check_case_on_ranks(4, "ranks: exact gpu meshes", late_streams());
 }
 
 TEST_CASE("exact sums in fp8 give one GPU's bits on several GPUs",
           "[exact][fp8][mesh][training][cuda]") {
     if (skip_without_gpus(4)) return;
-    check_case_on_ranks(4, "ranks: exact gpu meshes in fp8", late_streams(), 400);
+    check_case_on_ranks(4, "ranks: exact gpu meshes in fp8", late_streams());
 }
 
 #endif

@@ -109,8 +109,7 @@ Job::Job(fs::path run, const Arguments& command, Environment environment) : run_
     // The destructor removes what MPI leaves when it is killed.
     for (const char* variable : {"TMPDIR", "OMPI_MCA_btl_vader_backing_directory"})
         environment.emplace(variable, scratch_.path());
-    result_ =
-        std::async(std::launch::async, [=] { return run_program(command, environment, deadline); });
+    result_ = std::async(std::launch::async, [=] { return run_program(command, environment); });
 }
 
 Job::~Job() {
@@ -205,7 +204,7 @@ void check_saved(Job& job, const fs::path& run, const std::string& reason, int c
 }
 
 std::string check_succeeds(const Arguments& command) {
-    const ProgramResult result = run_program(command, surroundings, deadline);
+    const ProgramResult result = run_program(command, surroundings);
     INFO(result.output);
     REQUIRE(result.exit_code == 0);
     return result.output;

@@ -29,7 +29,6 @@ using Arguments = std::vector<std::string>;
 // as hung; only a job with a rank that hangs takes so long.
 constexpr double timeout = 10;
 constexpr double grace = 30;  // more time to end, however busy the machine
-constexpr double deadline = 100;
 
 const Environment surroundings{
     {"OMP_NUM_THREADS", "1"},

@@ -428,8 +428,7 @@ TEST_CASE("a start that fails on every rank is reported in one sentence", "[fail
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     const auto check_refused = [&](const Arguments& more, const std::string& reason) {
-        const ProgramResult result =
-            run_program(launch(3) + train(run, more), surroundings, deadline);
+        const ProgramResult result = run_program(launch(3) + train(run, more), surroundings);
         INFO(result.output);
         CHECK(result.exit_code > 0);
         CHECK(count(result.output, "train_gpt: ") == 1);

@@ -192,7 +192,7 @@ TEST_CASE("ranks: fp8 gpu meshes", "[.ranks]") {
 TEST_CASE("GPUs that share products or sequences have the same scales, one GPU's but for rounding",
           "[fp8][mesh][training][cuda]") {
     if (skip_without_gpus(4)) return;
-    check_case_on_ranks(4, "ranks: fp8 gpu meshes", late_streams(), 400);
+    check_case_on_ranks(4, "ranks: fp8 gpu meshes", late_streams());
 }
 
 #endif

@@ -589,7 +589,7 @@ TEST_CASE("a rank trusts no length in another rank's message", "[launch][hostile
     if (skip_without_tls()) return;
     for (const Environment& which : {Environment{{"SUMS", "1"}}, Environment{}}) {
         const ProgramResult result =
-            run_case_on_ranks(2, "ranks: other places of a program", which, 60, Launcher::own);
+            run_case_on_ranks(2, "ranks: other places of a program", which, Launcher::own);
         INFO(result.output);
         CHECK(contains(result.output,
                        "rank 1: a message between ranks is damaged, or the ranks "

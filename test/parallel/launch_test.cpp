@@ -387,8 +387,7 @@ std::vector<std::string> join(const std::vector<Environment>& ranks, double seco
                                Environment{{"ASAN_OPTIONS", "detect_leaks=0"},
                                            {"TRAIN_GPT_SECRET", test_secret},
                                            {"TRAIN_GPT_JOIN_SECONDS", std::to_string(seconds)}} +
-                                   rank,
-                               100);
+                                   rank);
         }));
     std::vector<std::string> outputs;
     for (auto& process : processes) outputs.push_back(process.get().output);

@@ -232,5 +232,5 @@ TEST_CASE("owners get whole matrices from ranks that hold parts of them, and han
 
 TEST_CASE("owners get whole matrices on larger meshes", "[matrices][mesh][.][long]") {
     if (skip_without_mpirun()) return;
-    check_case_on_ranks(8, "ranks: more matrices", {}, 300);
+    check_case_on_ranks(8, "ranks: more matrices", {});
 }

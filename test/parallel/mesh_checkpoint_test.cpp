@@ -192,5 +192,5 @@ TEST_CASE("a checkpoint of one mesh has the same masters, moments, weights and s
 TEST_CASE("checkpoints move between many meshes", "[mesh][training][.][long]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory folder;
-    check_case_on_ranks(6, "ranks: more moves", {{"FOLDER", folder.path()}}, 600);
+    check_case_on_ranks(6, "ranks: more moves", {{"FOLDER", folder.path()}});
 }

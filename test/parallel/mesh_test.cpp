@@ -409,7 +409,7 @@ TEST_CASE("ranks: meshes in bf16", "[.ranks]") {
 TEST_CASE("tensor-parallel ranks round in bf16 hardly more than one rank does",
           "[mesh][training][.][long]") {
     if (skip_without_mpirun()) return;
-    check_case_on_ranks(4, "ranks: meshes in bf16", {}, 600);
+    check_case_on_ranks(4, "ranks: meshes in bf16", {});
 }
 
 TEST_CASE("ranks: few context meshes", "[.ranks]") {
@@ -441,13 +441,13 @@ TEST_CASE("ranks that share sequences train what one rank trains, and send what 
 TEST_CASE("many meshes whose ranks share sequences train what one rank trains",
           "[mesh][context][training][.][long]") {
     if (skip_without_mpirun()) return;
-    check_case_on_ranks(8, "ranks: more context meshes", {}, 600);
+    check_case_on_ranks(8, "ranks: more context meshes", {});
 }
 
 TEST_CASE("many meshes train what one rank trains, and send what the plan says",
           "[mesh][training][.][long]") {
     if (skip_without_mpirun()) return;
-    check_case_on_ranks(6, "ranks: more meshes", {}, 600);
+    check_case_on_ranks(6, "ranks: more meshes", {});
 }
 
 TEST_CASE("ranks: few pipelines", "[.ranks]") {
@@ -469,7 +469,7 @@ TEST_CASE("pipelines train what one rank trains, and send what the plan says",
 TEST_CASE("many pipelines train what one rank trains, and send what the plan says",
           "[mesh][pipeline][training][.][long]") {
     if (skip_without_mpirun()) return;
-    check_case_on_ranks(6, "ranks: more pipelines", {}, 600);
+    check_case_on_ranks(6, "ranks: more pipelines", {});
 }
 
 TEST_CASE("ranks: few mixed meshes", "[.ranks]") {
@@ -491,7 +491,7 @@ TEST_CASE("stages whose ranks share sequences train what one rank trains",
 TEST_CASE("many stages whose ranks share sequences and products train what one rank trains",
           "[mesh][pipeline][context][training][.][long]") {
     if (skip_without_mpirun()) return;
-    check_case_on_ranks(8, "ranks: more mixed meshes", {}, 600);
+    check_case_on_ranks(8, "ranks: more mixed meshes", {});
 }
 
 TEST_CASE("ranks: reordered pipelines", "[.ranks]") {
@@ -514,7 +514,7 @@ TEST_CASE(
 TEST_CASE("many pipelines with gradients in turns train what one rank trains",
           "[mesh][pipeline][training][.][long]") {
     if (skip_without_mpirun()) return;
-    check_case_on_ranks(8, "ranks: more reordered pipelines", {}, 600);
+    check_case_on_ranks(8, "ranks: more reordered pipelines", {});
 }
 
 TEST_CASE("ranks: one ahead", "[.ranks]") {
@@ -851,8 +851,7 @@ void check_on_gpus(const std::string& name, int multiprocessors, bool one_queue 
                          {"GPUSIM_SMS", std::to_string(multiprocessors)},
                          {"GPUSIM_QUEUES", one_queue ? "1" : "0"},
                          {"NCCL_LAUNCH_ORDER_IMPLICIT", "0"},
-                         {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
-                        races ? 1200 : 400);
+                         {"GPUSIM_NCCL_PROGRESS_MS", "300"}});
 }
 
 }  // namespace

@@ -315,7 +315,7 @@ void check_steps_of_meshes(int meshes) {
                          {"MESHES", std::to_string(meshes)},
                          {"OBSERVED_NCCL_TAKES", "65536"},
                          {"GPUSIM_NCCL_MEMORY", "0.1"}});
-    check_case_on_ranks(8, "ranks: gpu steps of meshes", *environment, 300);
+    check_case_on_ranks(8, "ranks: gpu steps of meshes", *environment);
 }
 
 }  // namespace

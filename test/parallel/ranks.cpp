@@ -101,8 +101,8 @@ ScopedEnvironment::~ScopedEnvironment() {
     for (const auto& name : unset_) ::unsetenv(name.c_str());
 }
 
-ProgramResult run_program(const std::vector<std::string>& command, const Environment& environment,
-                          double deadline_seconds) {
+ProgramResult run_program(const std::vector<std::string>& command, const Environment& environment) {
+    constexpr double deadline_seconds = 1800;
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw Error("a test cannot make a pipe");
     posix_spawn_file_actions_t files;
@@ -243,7 +243,7 @@ exit $code
 }
 
 ProgramResult run_ranks(int n, const std::vector<std::string>& command, Environment environment,
-                        double deadline_seconds, Launcher launcher) {
+                        Launcher launcher) {
     std::vector<std::string> all = launch(n, launcher);
     all.insert(all.end(), command.begin(), command.end());
     environment.emplace(started_as_ranks, "1");
@@ -251,18 +251,16 @@ ProgramResult run_ranks(int n, const std::vector<std::string>& command, Environm
     environment.emplace("TEST_SEED", std::to_string(test_rng()() >> 1));
     environment.emplace("ASAN_OPTIONS", "detect_leaks=0");  // MPI's library leaks memory
     environment.emplace("TRAIN_GPT_SECRET", test_secret);
-    return run_program(all, environment, deadline_seconds);
+    return run_program(all, environment);
 }
 
 ProgramResult run_case_on_ranks(int n, const std::string& test_case, Environment environment,
-                                double deadline_seconds, Launcher launcher) {
-    return run_ranks(n, {this_program(), test_case}, std::move(environment), deadline_seconds,
-                     launcher);
+                                Launcher launcher) {
+    return run_ranks(n, {this_program(), test_case}, std::move(environment), launcher);
 }
 
-void check_case_on_ranks(int n, const std::string& test_case, const Environment& environment,
-                         double deadline_seconds) {
-    const ProgramResult result = run_case_on_ranks(n, test_case, environment, deadline_seconds);
+void check_case_on_ranks(int n, const std::string& test_case, const Environment& environment) {
+    const ProgramResult result = run_case_on_ranks(n, test_case, environment);
     INFO(result.output);
     CHECK(result.exit_code == 0);
 }

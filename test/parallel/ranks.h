@@ -48,9 +48,10 @@ class ScopedEnvironment {
     std::vector<std::string> unset_;
 };
 
-/// Runs a program, found through PATH.
+/// Runs a program, found through PATH. It is ended after 30 minutes: no program takes so long on a
+/// slow machine that does other work, but one that hangs.
 ProgramResult run_program(const std::vector<std::string>& command,
-                          const Environment& environment = {}, double deadline_seconds = 120);
+                          const Environment& environment = {});
 
 /// The beginning of a command that starts n ranks on this machine, however many cores it has. It
 /// passes SIGUSR1 on to them.
@@ -66,8 +67,7 @@ int free_port();
 /// Runs a command as n ranks, each with one thread and all with the same TEST_SEED, unless
 /// `environment` says otherwise.
 ProgramResult run_ranks(int n, const std::vector<std::string>& command,
-                        Environment environment = {}, double deadline_seconds = 120,
-                        Launcher launcher = usual_launcher());
+                        Environment environment = {}, Launcher launcher = usual_launcher());
 
 /// Whether a hidden test case was not started by run_ranks() and so has no ranks; prints that once.
 /// Such a case begins with
@@ -76,11 +76,9 @@ bool skip_outside_ranks();
 
 /// Runs one of this program's hidden test cases as n ranks.
 ProgramResult run_case_on_ranks(int n, const std::string& test_case, Environment environment = {},
-                                double deadline_seconds = 120,
                                 Launcher launcher = usual_launcher());
 /// The same, and checks that it passes.
-void check_case_on_ranks(int n, const std::string& test_case, const Environment& environment = {},
-                         double deadline_seconds = 120);
+void check_case_on_ranks(int n, const std::string& test_case, const Environment& environment = {});
 
 /// The path of this program's file.
 std::string this_program();

@@ -168,7 +168,7 @@ class Storm {
             last_ = plan_.next();
             const Arguments command = plan_.command(run_, last_, usual_launcher());
             CAPTURE(described(command));
-            const ProgramResult result = run_program(command, surroundings, 10 * deadline);
+            const ProgramResult result = run_program(command, surroundings);
             INFO(result.output);
             REQUIRE(result.exit_code == 0);
             check_output(result.output);
@@ -336,7 +336,7 @@ class Storm {
         const fs::path whole = folder_ / "undisturbed";
         const Arguments command = plan_.command(whole, saved_by_, usual_launcher());
         CAPTURE(described(command));
-        const ProgramResult result = run_program(command, surroundings, 10 * deadline);
+        const ProgramResult result = run_program(command, surroundings);
         INFO(result.output);
         REQUIRE(result.exit_code == 0);
         const fs::path one = list_checkpoints(run_).front(),

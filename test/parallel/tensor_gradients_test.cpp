@@ -158,7 +158,7 @@ TEST_CASE("gradients are read on GPUs after their sums over tensor-parallel rank
     if (skip_without_gpus(4)) return;
     for (const int64_t seed : {int64_t{0}, random_int(1, 1000)}) {
         const ProgramResult result =
-            run_case_on_ranks(4, "ranks: gradient sums of a later stage", late_streams(seed), 240);
+            run_case_on_ranks(4, "ranks: gradient sums of a later stage", late_streams(seed));
         INFO("GPUSIM_SEED " << seed << '\n' << result.output);
         CHECK(result.exit_code == 0);
     }

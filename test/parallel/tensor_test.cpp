@@ -221,8 +221,8 @@ TEST_CASE("tensor-parallel ranks in groups of any number have one rank's results
           "[tensor][.][long]") {
     if (skip_without_mpirun()) return;
     for (const auto& [ranks, repeats] : {std::pair{2, "20"}, {4, "12"}, {6, "8"}, {8, "4"}}) {
-        const ProgramResult result = run_case_on_ranks(
-            ranks, "ranks: tensor training", {{"DEVICE", "cpu"}, {"REPEATS", repeats}}, 600);
+        const ProgramResult result = run_case_on_ranks(ranks, "ranks: tensor training",
+                                                       {{"DEVICE", "cpu"}, {"REPEATS", repeats}});
         INFO(result.output);
         CHECK(result.exit_code == 0);
     }
@@ -236,8 +236,7 @@ TEST_CASE("tensor-parallel ranks on GPUs have one rank's gradients, losses and l
                          {"REPEATS", "2"},
                          {"GPUSIM_STREAMS", "lazy"},
                          {"GPUSIM_SEED", std::to_string(random_int(0, 1000))},
-                         {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
-                        240);
+                         {"GPUSIM_NCCL_PROGRESS_MS", "300"}});
 }
 
 // ---- Checkpoints and traffic --------------------------------------------------------------------

@@ -138,7 +138,7 @@ Command Job::command(const std::string& verb, const std::string& name, const Set
 ProgramResult Job::start(int ranks, const std::string& name, const Settings& more,
                          const Command& options, const Environment& environment,
                          Launcher launcher) const {
-    return run_ranks(ranks, command("train", name, more, options), environment, 120, launcher);
+    return run_ranks(ranks, command("train", name, more, options), environment, launcher);
 }
 
 std::string Job::train(int ranks, const std::string& name, const Settings& more,

@@ -95,8 +95,8 @@ TEST_CASE("ranks: messages", "[.ranks]") {
 TEST_CASE("ranks know each other's number and exchange texts and sums", "[world]") {
     for (const Launcher launcher : launchers())
         for (const int n : {1, 3}) {
-            const ProgramResult result = run_case_on_ranks(
-                n, "ranks: messages", {{"RANKS", std::to_string(n)}}, 120, launcher);
+            const ProgramResult result =
+                run_case_on_ranks(n, "ranks: messages", {{"RANKS", std::to_string(n)}}, launcher);
             INFO(name_of(launcher) << ":\n" << result.output);
             CHECK(result.exit_code == 0);
         }
@@ -121,7 +121,7 @@ TEST_CASE("ranks: throw", "[.ranks]") {
 TEST_CASE("a rank that aborts or throws ends those that wait for it", "[world]") {
     for (const Launcher launcher : launchers())
         for (const char* test_case : {"ranks: abort", "ranks: throw"}) {
-            const ProgramResult result = run_case_on_ranks(3, test_case, {}, 60, launcher);
+            const ProgramResult result = run_case_on_ranks(3, test_case, {}, launcher);
             INFO(name_of(launcher) << ":\n" << result.output);
             CHECK(result.exit_code > 0);
             CHECK(!contains(result.output, "beyond the barrier"));
