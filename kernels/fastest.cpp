@@ -35,7 +35,8 @@ std::vector<double> screen(size_t count, const TimeCandidate& time) {
     return seconds;
 }
 
-double median(std::vector<double> values) {
+/// The upper of the middle two for an even number of values.
+double upper_median(std::vector<double> values) {
     const auto middle = values.begin() + std::ssize(values) / 2;
     std::nth_element(values.begin(), middle, values.end());
     return *middle;
@@ -65,7 +66,7 @@ size_t fastest(size_t count, const TimeCandidate& time) {
                 time(best[which], static_cast<int>(std::clamp(runs, 1.0, most_runs))));
         }
     }
-    return best[static_cast<size_t>(std::ranges::min_element(seconds, {}, median) -
+    return best[static_cast<size_t>(std::ranges::min_element(seconds, {}, upper_median) -
                                     seconds.begin())];
 }
 

@@ -15,8 +15,8 @@ namespace train_gpt {
 Activations block_activations(const LayerSpec& layer, DType dtype);
 /// The gradients of all parts of a block, in the order of the backward pass.
 PartGradients block_gradients(const LayerSpec& layer);
-/// The activations that layers [first, last) share: each activation that one of these layers has,
-/// with the largest width.
+/// Memory that layers [first, last) can share: each activation that one of these layers has, with
+/// the largest number of elements (each · width).
 Activations widest_activations(const DecoderSpec& spec, int first, int last, DType dtype);
 
 /// Computes x_mid … hidden from x, and out [M, C], the next block's x. Among tensor-parallel ranks

@@ -26,7 +26,6 @@ BlockInputs::BlockInputs(Arena& arena, const BlockInputsShape& shape)
     for (size_t i = 0; i < all; ++i)
         homes_.push_back({.memory = static_cast<std::byte*>(arena.take(bytes, Purpose::offloaded)),
                           .stored = event()});
-    bytes_ = static_cast<int64_t>(bytes);
     submitted_ = event();
 }
 

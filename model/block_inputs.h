@@ -36,13 +36,12 @@ class BlockInputs {
     void prefetch(Stream& stream, int slot, int layer);
     void fetch(Stream& stream, int slot, int layer);
 
-    /// Bytes that a micro-batch's forward pass moves to the host.
-    int64_t bytes_to_host() const { return shape_.layers * bytes_; }
-    /// Bytes that come back for a backward pass that follows its forward pass at once: the inputs
-    /// of the last three layers are still there. After another slot's pass all come back.
-    int64_t bytes_from_host() const { return std::max(shape_.layers - turns, 0) * bytes_; }
-
     static constexpr int turns = 3;  // layers whose inputs are on the device at a time
+
+    /// Of how many layers the input comes back for a backward pass that follows its forward pass at
+    /// once: the inputs of the last three are still on the device. After another slot's pass all
+    /// come back.
+    static int layers_from_host(int layers) { return std::max(layers - turns, 0); }
 
   private:
     /// One of the places on the device, and the input that is in it.
@@ -69,7 +68,6 @@ class BlockInputs {
     std::vector<Home> homes_;
     Stream in_, out_;
     Event submitted_;
-    int64_t bytes_ = 0;  // of a layer, with on_host
 };
 
 }  // namespace train_gpt

@@ -67,6 +67,7 @@ struct Block {
     Fp8Output rounded_hidden() const;
     /// Whether rounded_hidden() is there once scales are known. A step's bits must not depend on
     /// whether the host knows yet that they are: a run that resumes learns it a few steps later.
+    /// Which products are refused, it knows before the first step (Trainer::warm_up()).
     bool will_round_hidden() const;
     /// The norms; without their weights in a pass that computes only weights' gradients.
     StreamNorm norm1() const;

@@ -1,7 +1,5 @@
 #include "model/expert_layer.h"
 
-#include <algorithm>
-
 #include "device/copy.h"
 #include "kernels/convert.h"
 #include "kernels/experts/combine.h"

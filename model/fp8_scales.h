@@ -52,7 +52,7 @@ std::string described(const std::vector<Fp8Product>& products, const Fp8Options&
 
 /// The largest magnitudes of operands in the last steps, oldest first.
 struct Fp8History {
-    std::vector<std::string> operands = {};  // "the input of 3.up", …
+    std::vector<std::string> operands = {};  // "input of 3.up", …
     std::vector<float> amax = {};            // [steps, operands]
 };
 
@@ -94,7 +94,7 @@ class Fp8Scales {
     /// has arrived there.
     void copy_to_host(Stream& stream, int place);
     Fp8Found found(int place);
-    /// "the input of 3.up", by Fp8Found::not_finite.
+    /// "input of 3.up", by Fp8Found::not_finite.
     std::string name_of(int operand) const { return operands_[static_cast<size_t>(operand)]; }
 
     /// For checkpoints, after all work on the device. Empty unless scaling is delayed.

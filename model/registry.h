@@ -37,8 +37,8 @@ static_assert(sizeof(BlockParameters) == block_parameters.size() * sizeof(int),
 
 /// The parameters of consecutive layers from first_layer on. At the ends of the model also the
 /// embedding, the final norm and the head. Units are numbered in the order of the forward pass: the
-/// embedding, if the model begins here; each block, then its experts; the final norm with the head,
-/// unless the head is tied, if the model ends here.
+/// embedding, if the model begins here; each block, then its experts; the final norm, if the model
+/// ends here, with the head, unless this registry's embedding is the head.
 struct Registry {
     std::vector<Parameter> parameters;
     int first_layer = 0;

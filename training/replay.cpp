@@ -247,7 +247,7 @@ void make_folder(const Replay& replay) {
 
 /// "1.20 GiB of 62.00 GiB available on each rank". Throws Error if the run's choices do not fit.
 std::string describe_memory(const Replay& replay, const std::string& choices_of,
-                            const Device& device, int ranks) {
+                            const Device& device, const World& world) {
     Config config = replay.config;
     const Choices choices =
         choices_of.empty() ? read_choices(replay.checkpoint) : given_choices(choices_of);
@@ -256,7 +256,9 @@ std::string describe_memory(const Replay& replay, const std::string& choices_of,
         config.memory.recompute = recompute_from(choices.recompute);
     if (!config.parallel.zero) config.parallel.zero = choices.zero;
     config = with_kept_sums(config, choices);
-    const PlanReport plan = plan_report(config, device, ranks);
+    PlanTarget here(device);
+    here.ranks_here = world.local_size();
+    const PlanReport plan = plan_report(config, here, world.size());
     if (!plan.problem.empty()) throw Error(plan.problem);
     return concat(format_bytes(plan.needed.device), " of ", format_bytes(plan.available.device),
                   " available on each rank");
@@ -296,7 +298,7 @@ void begin_replay(const Replay& replay, const std::string& choices, const Device
     });
     first_for_all(world, [&] {
         require_data(replay);
-        const std::string memory = describe_memory(replay, choices, device, world.size());
+        const std::string memory = describe_memory(replay, choices, device, world);
         std::printf("%s\n",
                     printable(describe_beginning(replay, memory, device_name(device), world.size()))
                         .c_str());

@@ -79,8 +79,9 @@ inline size_t gemm_workspace_bytes(int64_t m, int64_t n) {
 bool gemm(Stream& stream, const Gemm& args);
 
 /// Whether cuBLASLt can do the product without its epilogue. It may time algorithms, as gemm()
-/// does. For a product in fp8 an algorithm has run then: what the library offers may still be
-/// refused when it is launched. If the product accumulates and was not seen before, that was the
+/// does. For a product in fp8 an algorithm has run then, or had run when it was chosen, if it is
+/// kept from an earlier run (set_choices()): what the library offers may still be refused when it
+/// is launched. If the product accumulates and was not seen before, that was the
 /// product itself: gemm() must follow, and does not add it once more.
 bool can_multiply(Stream& stream, const Gemm& args);
 

@@ -48,6 +48,12 @@ TEST_CASE("the plan is what the run takes", "[cli][cuda]") {
         check_succeeds(train_gpt_with({"plan", Workplace::get().config(), "--world", "2"})).out;
     CHECK(contains(two, "2 ranks"));
     CHECK(contains(two, "on 2 ranks: 1 each\n"));
+    CHECK(contains(check_succeeds(train_gpt_with({"plan", Workplace::get().config(), "--world", "2",
+                                                  "--local-ranks", "1"}))
+                       .out,
+                   " available here\n"));
+    check_refused(train_gpt_with({"plan", "gpt2-124m", "--gpu", "h100", "--local-ranks", "1"}), 2,
+                  {"--local-ranks", "--gpu"});
     CHECK(contains(two, "ZeRO-1: "));
     check_refused(train_gpt_with({"plan", Workplace::get().config(), "--world", "3"}), 1,
                   {"3", "batch.tokens_per_step"});

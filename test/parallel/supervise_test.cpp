@@ -227,6 +227,8 @@ TEST_CASE("a supervised job begins with selfchecks, and a signal ends it after a
     INFO(result.output);
     CHECK(result.exit_code == code);
     CHECK(contains(result.output, "collectives over 6 ranks"));
+    CHECK(contains(read(run / "supervise.log"),
+                   concat(" available here to each of ", Hosts::slots, " ranks\n")));
     CHECK(contains(result.output, "the same command resumes from there"));
     CHECK(newest_whole_checkpoint(run) == last_step(run));
     check_gone(run);

@@ -136,6 +136,14 @@ TEST_CASE("the ranks of a plan that are on this machine share its memory", "[pla
     PlanTarget elsewhere{Device{}};
     elsewhere.gpu = "GPU";
     CHECK(local_ranks(elsewhere, 8) == 1);
+    PlanTarget told{Device{}};
+    told.ranks_here = static_cast<int>(random_int(2, 7));
+    CHECK(local_ranks(told, 8) == told.ranks_here);
+    CHECK(local_ranks(told, 1) == 1);
+    CHECK(contains(plan_report(config, told, 8).text,
+                   concat(" available here to each of ", told.ranks_here, " ranks\n")));
+    told.ranks_here = 1;
+    CHECK(contains(plan_report(config, told, 8).text, " available here\n"));
 }
 
 TEST_CASE("what is said to feed more ranks than a step can feed does", "[plan]") {

@@ -60,6 +60,7 @@ struct CommandLine {
     bool quiet = false;
     int world = 1;
     // plan
+    int ranks_here = 0;      // of `world`, on this machine; 0: unknown
     std::string picture;     // file for the pipeline's schedule
     std::string gpu;         // one that is not here
     uint64_t gpu_bytes = 0;  // its memory; 0: as its datasheet says

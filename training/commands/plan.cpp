@@ -98,8 +98,9 @@ int plan(const CommandLine& line) {
     if (is_elsewhere && config.device == "cpu")
         throw Error(
             "--gpu and --memory are for a GPU, but device is \"cpu\"; leave it at \"auto\"");
-    const PlanTarget target = is_elsewhere ? gpu_elsewhere(line.gpu, line.gpu_bytes)
-                                           : PlanTarget(open_device(config.device));
+    PlanTarget target = is_elsewhere ? gpu_elsewhere(line.gpu, line.gpu_bytes)
+                                     : PlanTarget(open_device(config.device));
+    target.ranks_here = line.ranks_here;
     if (!line.picture.empty())
         write_file(line.picture, planned_picture(config, target, line.world));
     const PlanReport report = plan_report(config, target, line.world);

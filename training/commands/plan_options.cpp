@@ -13,12 +13,18 @@ void add_plan_command(CLI::App& app, CommandLine& line, std::string& memory) {
     plan->add_option("--world", line.world, "Number of ranks")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
+    plan->add_option("--local-ranks", line.ranks_here,
+                     "How many of the ranks are on this machine and share its memory; without it, "
+                     "one for each GPU or core")
+        ->check(CLI::Range(1, 1 << 20));
     plan->add_option("--gpu", line.gpu,
                      "Plan for GPUs that are not here, such as rtx4090, by their datasheet")
-        ->type_name("GPU");
+        ->type_name("GPU")
+        ->excludes("--local-ranks");
     plan->add_option("--memory", memory,
                      "Plan for GPUs that are not here, with so much memory each, such as 24GiB")
-        ->type_name("SIZE");
+        ->type_name("SIZE")
+        ->excludes("--local-ranks");
     plan->add_option(
             "--picture", line.picture,
             "Also draw the schedule of the pipeline, and the micro-batches in flight (SVG)")
@@ -32,7 +38,8 @@ void add_plan_command(CLI::App& app, CommandLine& line, std::string& memory) {
                          "file (docs/planning.md)")
             ->type_name("NAME|FILE")
             ->excludes("--gpu")
-            ->excludes("--memory");
+            ->excludes("--memory")
+            ->excludes("--local-ranks");
     plan->add_option("--price", planning.price, "Of an hour of one GPU: also print the run's cost")
         ->check(from_to(0, 1e6))
         ->needs(cluster);

@@ -39,6 +39,7 @@ PlanTarget gpu_elsewhere(const std::string& name, uint64_t memory) {
 
 int local_ranks(const PlanTarget& target, int world) {
     if (!target.is_here()) return 1;
+    if (target.ranks_here > 0) return std::min(target.ranks_here, world);
     int most = omp_get_num_procs();
 #ifdef TRAIN_GPT_CUDA
     if (target.device.is_cuda()) most = static_cast<int>(cuda::identities().size());

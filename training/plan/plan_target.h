@@ -14,8 +14,9 @@ struct PlanTarget {
     std::string gpu = {};  // the name of a GPU that is not here; empty: the device is here
     uint64_t memory = 0;   // of this GPU, and what follows; 0: unknown
     int multiprocessors = 0;
-    double flops = 0;  // per second, of products
-    double host = 0;   // Speeds::host, assumed
+    double flops = 0;    // per second, of products
+    double host = 0;     // Speeds::host, assumed
+    int ranks_here = 0;  // how many of the ranks are on this machine; 0: unknown
 
     // NOLINTNEXTLINE(google-explicit-constructor): a device that is here is a target
     PlanTarget(const Device& here);
@@ -29,8 +30,9 @@ struct PlanTarget {
 /// has no CUDA kernels.
 PlanTarget gpu_elsewhere(const std::string& name, uint64_t memory);
 
-/// How many of a plan's ranks share this machine's memory: as many as it has GPUs, or cores for
-/// ranks on the CPU, and no more than the plan has. 1 if the target is not here.
+/// How many of a plan's `world` ranks share this machine's memory: target.ranks_here, or, where it
+/// is unknown, as many as the machine has GPUs (cores for ranks on the CPU); no more than `world`. 1
+/// if the target is not here.
 int local_ranks(const PlanTarget& target, int world);
 
 /// The memory that a rank may take on the target. On this machine local_ranks() share it. A GPU

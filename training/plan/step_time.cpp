@@ -52,7 +52,7 @@ double StepTime::exposed(const RunShape& shape, double beside) const {
 double layers_from_host(const RunShape& shape) {
     const int stages = shape.mesh.size(Axis::pipeline);
     if (stages > 1) return double(shape.spec.n_layer) / stages;
-    return std::max(shape.spec.n_layer - BlockInputs::turns, 0);
+    return BlockInputs::layers_from_host(shape.spec.n_layer);
 }
 
 /// What offloading adds to so much time of computing so many micro-batches.

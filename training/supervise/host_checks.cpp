@@ -71,8 +71,9 @@ std::vector<HostRanks> HostChecks::choose(int wanted) {
             job_.config(world);
             // It has fitted on all of the ranks before.
             const bool asks = world != wanted || !has_started_;
-            const std::string reason = asks ? starter_.plan_on(used.front(), world) : "";
-            if (reason.empty()) return place_ranks(hosts_, used, world, sizes.tensor);
+            const std::vector<HostRanks> ranks = place_ranks(hosts_, used, world, sizes.tensor);
+            const std::string reason = asks ? starter_.plan_on(ranks.front(), world) : "";
+            if (reason.empty()) return ranks;
             if (refusal_.empty()) refusal_ = reason;
         } catch (const Error& error) {
             if (refusal_.empty()) refusal_ = error.what();

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
-#include <sstream>
 
 #include <poll.h>
 #include <sys/wait.h>

@@ -245,16 +245,17 @@ RankStarter::Selfcheck RankStarter::check_together(const std::vector<HostRanks>&
     return found;
 }
 
-std::string RankStarter::plan_on(size_t host, int world) {
-    const std::vector<std::string> options{"--world", std::to_string(world)};
+std::string RankStarter::plan_on(const HostRanks& part, int world) {
+    const std::vector<std::string> options{"--world", std::to_string(world), "--local-ranks",
+                                           std::to_string(part.count)};
     const auto checkpoints = list_checkpoints(config_.run_dir);
     const int kept = config_.batch.micro_batch == 0 && !checkpoints.empty()
                          ? read_choices(checkpoints.front()).micro_batch
                          : 0;
-    if (kept == 0) return plan_on(host, options);
+    if (kept == 0) return plan_on(part.host, options);
     std::vector<std::string> with_kept = options;
     with_kept.insert(with_kept.end(), {"--set", concat("batch.micro_batch=", kept)});
-    return plan_on(host, with_kept).empty() ? "" : plan_on(host, options);
+    return plan_on(part.host, with_kept).empty() ? "" : plan_on(part.host, options);
 }
 
 std::string RankStarter::plan_on(size_t host, const std::vector<std::string>& options) {

@@ -41,9 +41,10 @@ class RankStarter {
     /// A selfcheck of all ranks together.
     Selfcheck check_together(const std::vector<HostRanks>& ranks);
 
-    /// Why the run does not fit on so many ranks, by `plan` on a host; empty if it fits. First with
-    /// the micro-batch that the run has kept, with which its bits stay the same, then with any.
-    std::string plan_on(size_t host, int world);
+    /// Why the run does not fit on `world` ranks, by `plan` on the host of some of them; empty if it
+    /// fits. First with the micro-batch that the run has kept, with which its bits stay the same,
+    /// then with any.
+    std::string plan_on(const HostRanks& part, int world);
 
   private:
     std::string plan_on(size_t host, const std::vector<std::string>& options);
