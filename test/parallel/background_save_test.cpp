@@ -231,9 +231,10 @@ TEST_CASE("ranks: copy of a GPU's state", "[.ranks]") {
 TEST_CASE("a GPU's copy of a state keeps what the state was, however late it is made",
           "[save][cuda]") {
     if (skip_without_gpus(1)) return;
-    // Seed 0: nothing runs before something waits for it.
-    check_case_on_ranks(1, "ranks: copy of a GPU's state",
-                        {{"GPUSIM_STREAMS", "lazy"}, {"GPUSIM_SEED", "0"}});
+    // Seed 0: nothing runs before something waits for it. Kernels have other tests of races.
+    check_case_on_ranks(
+        1, "ranks: copy of a GPU's state",
+        {{"GPUSIM_STREAMS", "lazy"}, {"GPUSIM_SEED", "0"}, {"GPUSIM_RACECHECK", "0"}});
 }
 
 TEST_CASE("a GPU saves in the background what it saves at once", "[save][training][cuda]") {
