@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <charconv>
 #include <cstring>
 #include <map>
 #include <string_view>
@@ -17,7 +16,7 @@ namespace {
 
 /// A tile of tensor cores is twice as wide.
 constexpr int64_t least_width = 64;
-/// Of Fp8Found in front of the ring, so that the ring is aligned.
+/// The room of Fp8Found in front of the ring, so that the ring is aligned.
 constexpr size_t found_bytes = 64;
 static_assert(sizeof(Fp8Found) <= found_bytes);
 
@@ -86,25 +85,24 @@ std::vector<Fp8Product> products_of(const Registry& whole, const Fp8Options& opt
     return products;
 }
 
-std::string skip_problem(const std::vector<std::string>& skip, int n_layer) {
-    for (const std::string& entry : skip) {
-        int layer = 0;
-        const char* const end = entry.data() + entry.size();
-        const auto [rest, error] = std::from_chars(entry.data(), end, layer);
-        const bool has_layer = error == std::errc();
-        std::string_view word = has_layer ? std::string_view(rest, end) : std::string_view(entry);
-        const bool is_whole_layer = has_layer && word.empty();
-        if (has_layer && !word.empty()) word = word[0] == '.' ? word.substr(1) : "";
-        const bool is_known = std::ranges::any_of(
-            product_names, [&](const ProductName& name) { return word == name.word; });
-        if (!is_whole_layer && !is_known)
+std::string skip_problem(const std::vector<std::string>& skip, const Registry& whole) {
+    std::string words;  // that this model's blocks have
+    for (const auto& [word, member] : product_names)
+        if (std::ranges::any_of(whole.blocks, [m = member](const auto& of) { return of.*m >= 0; }))
+            words += concat(words.empty() ? "" : ", ", word);
+    const auto is_named = [&](const std::string& entry) {
+        for (size_t layer = 0; layer < whole.blocks.size(); ++layer)
+            for (const auto& [word, member] : product_names)
+                if (whole.blocks[layer].*member >= 0 && skips(entry, static_cast<int>(layer), word))
+                    return true;
+        return false;
+    };
+    for (const std::string& entry : skip)
+        if (!is_named(entry))
             return concat("precision.fp8_skip has \"", entry,
-                          "\", which names no product; write a layer (\"0\"), qkv, out, up, down, "
-                          "shared_up or shared_down, or one of these of a layer (\"0.down\")");
-        if (has_layer && (layer < 0 || layer >= n_layer))
-            return concat("precision.fp8_skip has \"", entry, "\", but the layers are 0 to ",
-                          n_layer - 1);
-    }
+                          "\", which names no product of this model; write a layer (0 to ",
+                          whole.blocks.size() - 1, "), a product (", words,
+                          "), or a product of a layer (\"0.down\")");
     return "";
 }
 
@@ -275,13 +273,7 @@ void Fp8Scales::set_history(const Fp8History& history) {
     assert(history.amax.empty() || history.operands == operands_);
     const int64_t steps = std::ssize(history.amax) / n_;
     assert(steps <= history_steps);
-    const Fp8Found found{.steps = steps};
-    copy_now(device_, state_, &found, sizeof found);
-    set_known(false);  // the next step's outcome shows
-    if (!delayed_) return;
-    if (steps > 0)
-        copy_now(device_, state_ + found_bytes, history.amax.data(),
-                 history.amax.size() * sizeof(float));
+    Fp8Found found{.steps = steps};
     // As fp8_update() does.
     std::vector<float> scales(static_cast<size_t>(n_));
     for (int64_t i = 0; steps > 0 && i < n_; ++i) {
@@ -291,6 +283,13 @@ void Fp8Scales::set_history(const Fp8History& history) {
         scales[static_cast<size_t>(i)] =
             fp8_delayed_scale(most, i < n_ / 3 * 2 ? E4M3::largest : E5M2::largest);
     }
+    if (delayed_) found.unset = static_cast<int32_t>(std::ranges::count(scales, 0.0f));
+    copy_now(device_, state_, &found, sizeof found);
+    set_known(false);  // the next step's outcome shows
+    if (!delayed_) return;
+    if (steps > 0)
+        copy_now(device_, state_ + found_bytes, history.amax.data(),
+                 history.amax.size() * sizeof(float));
     copy_now(device_, scale_, scales.data(), scales.size() * sizeof(float));
 }
 

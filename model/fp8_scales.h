@@ -43,8 +43,9 @@ struct Fp8Product {
 std::vector<Fp8Product> products_of(const Registry& whole, const Fp8Options& options,
                                     int tensor_ranks, int64_t tokens_of_sequence);
 
-/// What is wrong with Fp8Options::skip, for a model of so many layers; empty if nothing is.
-std::string skip_problem(const std::vector<std::string>& skip, int n_layer);
+/// What is wrong with Fp8Options::skip: the first entry that names no product of the whole model;
+/// empty if nothing is.
+std::string skip_problem(const std::vector<std::string>& skip, const Registry& whole);
 
 /// A line about which products are in fp8 and which are not, and why.
 std::string described(const std::vector<Fp8Product>& products, const Fp8Options& options,

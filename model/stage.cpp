@@ -113,7 +113,7 @@ Routing Stage::routing_of(int l, const TokenBatch& batch) const {
     return {.counts = options_.routers,
             .router = router,
             .losses = options_.router_losses,
-            .capacity = batch.trains ? spec_.experts.most_routes(options_.T) : 0,
+            .capacity = batch.trains ? spec_.layer(layer).experts.most_routes(options_.T) : 0,
             .context = &context_,
             .counts_of_ranks = counts_of_ranks_};
 }
@@ -263,11 +263,14 @@ void Stage::backward_blocks(Stream& stream, int slot_index, const TokenBatch& ba
         const TraceSpan span(TraceTrack::device, stream, "backward layer",
                              registry_.first_layer + l);
         const int unit = registry_.unit_of_block(l), last = registry_.first_unit();
-        inputs_->fetch(stream, slot_index, l);
-        for (const int next : {l - 1, l - 2}) inputs_->prefetch(stream, slot_index, next);
+        // Gradients of weights are computed from activations and gradients only: without weights
+        // and blocks' inputs.
+        const bool inputs = part != Backward::weights;
+        if (inputs) {
+            inputs_->fetch(stream, slot_index, l);
+            for (const int next : {l - 1, l - 2}) inputs_->prefetch(stream, slot_index, next);
+        }
         {
-            // Gradients of weights are computed from activations and gradients only.
-            const bool inputs = part != Backward::weights;
             const int experts = registry_.unit_of_experts(l);
             if (inputs && experts != unit) parameters_.weights.prefetch(stream, experts, last);
             const UnitLease weights =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <regex>
 #include <sstream>
 #include <utility>
 
@@ -188,6 +189,21 @@ TEST_CASE("a plan on a cluster predicts a step, searches for faster ways, and wr
     CHECK(contains(on("b200"), "predicted on b200"));
     CHECK(contains(on("h100"), "predicted on h100-dgx"));
     CHECK_FALSE(contains(on("rtx3090"), "predicted"));
+    // The plan is the one whose time is predicted: both choose by the cluster's link, which here
+    // makes another choice than the link of a node with NVLink.
+    const auto total_on = [](const std::string& option) {
+        const std::string out =
+            check_succeeds(
+                train_gpt_with({"plan", "gpt2-1558m", option, "rtx4090", "--world", "8", "--set",
+                                "parallel.zero=auto", "--set", "data.train=synthetic", "--set",
+                                "model.vocab_size=50257", "--set", "tokenizer.path="}))
+                .out;
+        std::smatch found;
+        REQUIRE(std::regex_search(out, found, std::regex("checkpoint.async = [a-z]+: ([0-9.]+)")));
+        CHECK(contains(out, "predicted on rtx4090: "));
+        return found[1].str();
+    };
+    CHECK(total_on("--gpu") == total_on("--cluster"));
     // In fp8 each plan for a GPU says from which width that pays, also where no time is predicted.
     const auto in_fp8_on = [](const Arguments& more) {
         return check_succeeds(train_gpt_with(Arguments{"plan", "configs/gpt2-124m.json", "--set",

@@ -369,7 +369,6 @@ struct LeasedStore {
     }
 };
 
-/// Bytes that copies of a stream read or write.
 /// Memory that copies read and write. It is there before they begin: to allocate it, or to ask for
 /// its values, waits for all streams.
 class CopiedBytes {
@@ -636,7 +635,7 @@ TEST_CASE("late bytes: inputs of blocks", "[.late]") {
     };
     for (int pass = 0; pass < passes; ++pass) {
         const std::vector<Bytes> first = forward(0), second = forward(1);
-        // Both halves of a backward pass read the inputs, one some time after the other.
+        // The inputs may come back more than once.
         backward(0, first);
         backward(1, second);
         backward(0, first);

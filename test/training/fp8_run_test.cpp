@@ -656,6 +656,42 @@ TEST_CASE("a checkpoint gives what it has of a history, others begin anew, and d
     }
 }
 
+TEST_CASE("scales of new products stay unknown while no step has changed anything", "[fp8]") {
+    const std::vector<Fp8Product> products{{.name = "0.up", .weight = "w", .id = 0}};
+    Arena counting = Arena::counting(Device{});
+    Parameter weight;
+    weight.name = "w", weight.shape = weight.padded = {64, 64};
+    const Fp8Options options{.recipe = Fp8Recipe::delayed};
+    Fp8Scales counted(options, products, {weight}, counting);
+    Arena arena = allocate(counting);
+    Fp8Scales scales(options, products, {weight}, arena);
+    const ProductScales* const of = scales.of(0);
+    REQUIRE(of);
+    Stream stream;
+    const auto step = [&](const StepState& state) {
+        scales.begin_step(stream);
+        *of->x.amax = *of->w.amax = *of->dy.amax = 1 + std::abs(random_normal(1)[0]);
+        scales.finish_step(stream, &state);
+        scales.copy_to_host(stream, 0);
+        return scales.found(0);
+    };
+    // A checkpoint has magnitudes of some of the operands only.
+    Fp8History history = scales.history();
+    history.amax.assign(3, 1 + std::abs(random_normal(1)[0]));
+    history.amax[static_cast<size_t>(random_int(0, 2))] = 0;
+    scales.set_history(history);
+    StepState changes_nothing;
+    const int why = static_cast<int>(random_int(0, 2));
+    CAPTURE(why);
+    (why == 0   ? changes_nothing.stop
+     : why == 1 ? changes_nothing.overflow
+                : changes_nothing.skip) = 1;
+    CHECK(step(changes_nothing).unset == 1);
+    CHECK_FALSE(of->x.is_set);
+    CHECK(step({}).unset == 0);
+    CHECK(of->x.is_set);
+}
+
 TEST_CASE("a history longer than 1024 steps keeps the last ones", "[fp8]") {
     const std::vector<Fp8Product> products{{.name = "0.up", .weight = "w", .id = 0}};
     Arena counting = Arena::counting(Device{});
@@ -747,9 +783,23 @@ TEST_CASE("small and unaligned products and those that are named stay out of fp8
           "fp8 (delayed scaling): 6 of 8 products of blocks, weight gradients of experts in bf16; "
           "in bf16: 0.down, 1.down (48 inputs are fewer than 64)");
 
-    CHECK(skip_problem({"0", "1", "qkv", "1.down", "shared_up"}, 2).empty());
-    for (const char* wrong : {"", "x", "2", "0.x", "0.", "1up", "-1", "0down", ".up", "up.0"})
-        CHECK(contains(skip_problem({"0", wrong}, 2), concat("precision.fp8_skip has \"", wrong)));
+    const auto registry = [](const std::vector<std::string>& settings) {
+        std::vector<std::string> all{"run_dir=unused", "data.train=synthetic", "schedule.steps=1",
+                                     "model.n_layer=2"};
+        all.insert(all.end(), settings.begin(), settings.end());
+        return registry_of(spec_of(parse_config("{}", "test", all), 300));
+    };
+    const Registry dense = registry({"model.vocab_size=300"}),
+                   shared = registry({"model.family=qwen2_moe", "model.vocab_size=300",
+                                      "model.n_expert=4", "model.n_expert_per_token=2"});
+    CHECK(skip_problem({"0", "1", "qkv", "1.down"}, dense).empty());
+    CHECK(skip_problem({"0", "1", "qkv", "1.down", "shared_up", "0.shared_down"}, shared).empty());
+    for (const char* wrong : {"", "x", "2", "0.x", "0.", "1up", "-1", "0down", ".up", "up.0", "01",
+                              "-0", "01.down", "2.down", "shared_up", "0.shared_down"}) {
+        const std::string problem = skip_problem({"0", wrong}, dense);
+        CHECK(contains(problem, concat("precision.fp8_skip has \"", wrong, "\"")));
+        CHECK(contains(problem, "write a layer (0 to 1), a product (qkv, out, up, down), or"));
+    }
 }
 
 TEST_CASE("a configuration whose products are all too small for fp8 is refused in a sentence",
@@ -768,7 +818,7 @@ TEST_CASE("a configuration whose products are all too small for fp8 is refused i
     CHECK(contains(refusal([&] {
                        parse("64", {"precision.fp8=current", "precision.fp8_skip=[\"77\"]"});
                    }),
-                   "the layers are 0 to 11"));
+                   "a layer (0 to 11)"));
     CHECK(contains(refusal([&] { parse("64", {"precision.fp8_skip=[\"0\"]"}); }),
                    "precision.fp8 = off"));
 }

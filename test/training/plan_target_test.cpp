@@ -161,6 +161,23 @@ TEST_CASE("what fits only if something is offloaded is offloaded", "[plan]") {
     }
 }
 
+TEST_CASE("where nothing fits, the least memory of a GPU is with all that can be offloaded",
+          "[plan]") {
+    constexpr int ranks = 32;  // one for each sequence of a step
+    const Config least =
+        config_with({"parallel.zero=3", "batch.micro_batch=1", "memory.recompute=block",
+                     "memory.offload=[\"optimizer\", \"activations\"]"});
+    const RunShape shape(least, shape_of(least).spec, shape_of(least).dtype, Recompute::block,
+                         ranks);
+    const uint64_t needed = fit_into({0, plenty}, shape, elsewhere).memory.device;
+    for (const char* given : {"auto", "none", "optimizer"}) {
+        const std::string advice =
+            change_that_fits(shape_of(with_offload(given)), elsewhere, {needed / 2, plenty});
+        CHECK(contains(advice, concat("and all offloaded that can be, each of ", ranks,
+                                      " ranks needs ", format_bytes(needed), ", ")));
+    }
+}
+
 TEST_CASE("the state is offloaded rather than blocks computed twice, if the host is near",
           "[plan]") {
     // Offloading the state saves more than computing element-wise results again, and less than

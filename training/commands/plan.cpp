@@ -71,22 +71,39 @@ std::string fp8_line(const PlanTarget& target, const Config& config) {
     return note.empty() ? "" : concat("\nnote         ", note, "\n");
 }
 
-/// What `plan --gpu` adds: where a cluster of this GPU is shipped, a step's time there; else, with
-/// fp8, from which width it pays.
-std::string time_on(const Gpu& gpu, const PlanTarget& target, const Config& config, int world) {
-    std::optional<Cluster> cluster;
-    if (const std::string name = cluster_of_gpu(std::string(gpu.key)); !name.empty())
-        cluster = find_cluster(name);
-    if (cluster && (world <= cluster->ranks_per_node || world % cluster->ranks_per_node == 0)) {
-        try {
-            const RunShape shape = choose_for(shape_on(config, *cluster, world), *cluster);
-            return to_text(predict(shape, *cluster, {}), *cluster);
-        } catch (const Error& error) {
-            return concat("\nthe time of a step is not predicted: ", error.what(), "\n",
-                          fp8_line(target, config));
-        }
+/// The cluster that is shipped for the GPU of `plan --gpu`, if `world` ranks fill its nodes.
+std::optional<Cluster> shipped_cluster(const CommandLine& line) {
+    if (line.gpu.empty() || line.gpu_bytes > 0) return {};
+    const std::string name = cluster_of_gpu(std::string(gpu_named(line.gpu).key));
+    if (name.empty()) return {};
+    Cluster cluster = find_cluster(name);
+    const int per_node = cluster.ranks_per_node;
+    if (line.world > per_node && line.world % per_node != 0) return {};
+    return cluster;
+}
+
+/// A GPU that is not here, with the speeds of its cluster. So the plan chooses as a prediction for
+/// the cluster does.
+void take_speeds(PlanTarget& target, const Cluster& cluster, const Config& config, int world) {
+    try {
+        const Speeds speeds = speeds_on(cluster, shape_on(config, cluster, world));
+        target.flops = speeds.flops, target.link = speeds.link, target.host = speeds.host;
+    } catch (const Error&) {  // the plan says what is wrong with the configuration
     }
-    return fp8_line(target, config);
+}
+
+/// What `plan --gpu` adds: the time of a step on the cluster; without one, with fp8, from which
+/// width fp8 pays.
+std::string time_on(const std::optional<Cluster>& cluster, const PlanTarget& target,
+                    const Config& config, int world) {
+    if (!cluster) return fp8_line(target, config);
+    try {
+        const RunShape shape = choose_for(shape_on(config, *cluster, world), *cluster);
+        return to_text(predict(shape, *cluster, {}), *cluster);
+    } catch (const Error& error) {
+        return concat("\nthe time of a step is not predicted: ", error.what(), "\n",
+                      fp8_line(target, config));
+    }
 }
 
 }  // namespace
@@ -101,6 +118,8 @@ int plan(const CommandLine& line) {
     PlanTarget target = is_elsewhere ? gpu_elsewhere(line.gpu, line.gpu_bytes)
                                      : PlanTarget(open_device(config.device));
     target.ranks_here = line.ranks_here;
+    const std::optional<Cluster> cluster = shipped_cluster(line);
+    if (cluster) take_speeds(target, *cluster, config, line.world);
     if (!line.picture.empty())
         write_file(line.picture, planned_picture(config, target, line.world));
     const PlanReport report = plan_report(config, target, line.world);
@@ -108,9 +127,7 @@ int plan(const CommandLine& line) {
     if (!line.picture.empty()) std::printf("wrote %s\n", printable(line.picture).c_str());
     std::fflush(stdout);
     if (!report.problem.empty()) throw Error(report.problem);
-    const bool has_time = line.gpu_bytes == 0 && !line.gpu.empty();
-    print(has_time ? time_on(gpu_named(line.gpu), target, config, line.world)
-                   : fp8_line(target, config));
+    print(time_on(cluster, target, config, line.world));
     return 0;
 }
 

@@ -75,7 +75,7 @@ constexpr ConfigKey later_keys[] = {
      "with `optimizer.muon_scale=rms`."},
     {KEY(optimizer.momentum), between(0, 0.9999999), "Muon: decay of the sum of gradients."},
     {KEY(optimizer.nesterov), any_text(),
-     "Muon: the direction is that of the gradient + momentum · sum, one step ahead of the sum."},
+     "Muon: the direction comes from the gradient + momentum · sum, one step ahead of the sum."},
     {KEY(optimizer.muon_coefficients), one_of<NewtonSchulzList>(),
      "Muon: the polynomials that bring a matrix's singular values near 1; docs/optimizers.md says "
      "how near, and where each is from."},
@@ -182,8 +182,9 @@ constexpr ConfigKey later_keys[] = {
      "What a GPU keeps in the host's memory, as a word or a list: `optimizer`, the master weights "
      "and the optimizer's state, which come to the GPU bucket by bucket to be updated; "
      "`activations`, the input of each block from the forward to the backward pass. `none`: "
-     "nothing. `auto`: what lets a run fit that does not fit otherwise. A CPU offloads nothing, "
-     "since its memory is the host's. Results stay the same, bit for bit."},
+     "nothing. `auto`: what lets a run fit that does not fit otherwise, or is predicted to be "
+     "faster than to recompute. A CPU offloads nothing, since its memory is the host's. Results "
+     "stay the same, bit for bit."},
 
     {KEY(checkpoint.every), between(0, max_steps),
      "Steps between checkpoints; 0: only at the end."},
@@ -296,7 +297,8 @@ constexpr ConfigKey later_keys[] = {
      "well, which are then gathered in every forward and backward pass; `auto`: the stage from 1 "
      "to 3 with the least predicted time of a step, which the run keeps."},
     {KEY(parallel.shard_ranks), between(0, 1048576),
-     "Data-parallel ranks among which ZeRO splits, such as those of a node; groups of so many hold "
+     "Data-parallel ranks among which ZeRO splits, such as the ranks of a node; groups of so many "
+     "hold "
      "the same. It must divide the number of data-parallel ranks. 0: all of them."},
     {KEY(parallel.bucket_mb), above_up_to(0, 1048576),
      "Gradients are reduced in buckets of whole blocks with at least this many MiB of fp32 each."},

@@ -161,10 +161,10 @@ std::vector<Fp8Product> products_of(const Config& config, const Registry& whole)
 std::string fp8_problem(const Config& config, const DecoderSpec& spec) {
     const auto& p = config.precision;
     if (p.fp8 == Fp8Recipe::off) return "";
-    if (const std::string problem = skip_problem(p.fp8_skip, config.model.n_layer);
-        !problem.empty())
+    const Registry whole = registry_of(spec);
+    if (const std::string problem = skip_problem(p.fp8_skip, whole); !problem.empty())
         return problem;
-    const std::vector<Fp8Product> products = products_of(config, registry_of(spec));
+    const std::vector<Fp8Product> products = products_of(config, whole);
     if (std::ranges::any_of(products, &Fp8Product::is_fp8)) return "";
     return concat("precision.fp8 = \"", p.fp8.word(),
                   "\", but no product of a block can be in fp8: ", products.front().name,
@@ -359,6 +359,8 @@ StepSizes sizes_of_step(const RunShape& shape, const Device& device,
         if (B < 2 * taken && B != micro_batches.back()) continue;
         sizes.tokens.push_back(int64_t{B} * shape.config.sequence_length() /
                                shape.mesh.size(Axis::context));
+        if (gathers_counts(shape))
+            sizes.expert_counts.push_back(int64_t{B} * shape.spec.experts.n_expert);
         taken = B;
     }
     for (const int64_t tokens : sizes.tokens) {
@@ -372,9 +374,6 @@ StepSizes sizes_of_step(const RunShape& shape, const Device& device,
         if (std::ranges::find(sizes.kv_widths, layer.kv_width()) == sizes.kv_widths.end())
             sizes.kv_widths.push_back(layer.kv_width());
     }
-    if (gathers_counts(shape))
-        for (const int B : micro_batches)
-            sizes.expert_counts.push_back(int64_t{B} * shape.spec.experts.n_expert);
     return sizes;
 }
 

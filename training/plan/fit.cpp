@@ -164,7 +164,7 @@ Fit fit_into(const DeviceAndHost& available, const RunShape& given, const Device
         double time = 0;
     };
     const auto fits = [&](const Choice& choice) { return choice.fit.memory.fits(available); };
-    // Of choices that do not fit, those that the host has memory for.
+    // Among choices that do not fit, the host's memory comes first.
     const auto lack = [&](const Choice& choice) {
         return std::pair(choice.fit.memory.host > available.host, choice.fit.memory.device);
     };
@@ -351,8 +351,12 @@ std::string change_that_fits(const RunShape& shape, const Device& device,
     open.parallel.zero = 3;
     open.batch.micro_batch = 1;
     if (!contributions_problem(open).empty()) open.parallel.sums = GradientSums::fp32;
-    const Arena plan = plan_memory(on_ranks(open, most).with_recompute(Recompute::block), device);
-    return concat("with a micro-batch of one sequence and parallel.zero=3, each of ", most,
+    const bool offloads = device.has_own_memory();
+    const RunShape least =
+        on_ranks(open, most).with_recompute(Recompute::block).with_offload({offloads, offloads});
+    const Arena plan = plan_memory(least, device);
+    return concat("with a micro-batch of one sequence, recomputed blocks and parallel.zero=3",
+                  offloads ? ", and all offloaded that can be," : ",", " each of ", most,
                   most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),
                   ", ", format_bytes(plan.bytes(Purpose::activations)),
                   " of it for activations; take a smaller model");

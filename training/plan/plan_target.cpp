@@ -57,7 +57,8 @@ Speeds planned_speeds(const PlanTarget& target, const DeviceAndHost& available,
                       const RunShape& shape) {
     Speeds speeds;
     if (!target.is_here() && target.flops == 0) return speeds;
-    if (weighs_link(shape)) speeds.link = assumed_link(shape, target.device);
+    if (weighs_link(shape))
+        speeds.link = target.link > 0 ? target.link : assumed_link(shape, target.device);
     if (target.is_here()) return measured_here(speeds, available, shape, target.device);
     speeds.flops = target.flops;
     speeds.host = target.host;

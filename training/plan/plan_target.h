@@ -16,6 +16,7 @@ struct PlanTarget {
     int multiprocessors = 0;
     double flops = 0;    // per second, of products
     double host = 0;     // Speeds::host, assumed
+    double link = 0;     // Speeds::link; 0: assumed_link()
     int ranks_here = 0;  // how many of the ranks are on this machine; 0: unknown
 
     // NOLINTNEXTLINE(google-explicit-constructor): a device that is here is a target
@@ -31,8 +32,8 @@ struct PlanTarget {
 PlanTarget gpu_elsewhere(const std::string& name, uint64_t memory);
 
 /// How many of a plan's `world` ranks share this machine's memory: target.ranks_here, or, where it
-/// is unknown, as many as the machine has GPUs (cores for ranks on the CPU); no more than `world`. 1
-/// if the target is not here.
+/// is unknown, as many as the machine has GPUs (cores for ranks on the CPU); no more than `world`.
+/// 1 if the target is not here.
 int local_ranks(const PlanTarget& target, int world);
 
 /// The memory that a rank may take on the target. On this machine local_ranks() share it. A GPU
@@ -40,9 +41,9 @@ int local_ranks(const PlanTarget& target, int world);
 /// host with enough memory.
 DeviceAndHost memory_for_a_rank(const PlanTarget& target, const MeshLayout& mesh);
 
-/// Speeds for fit_into(), as far as they decide. The link between ranks is assumed
-/// (assumed_link()). Products and the way to the host are measured if the device is here, else
-/// taken from the datasheet; where they are unknown, no speeds decide.
+/// Speeds for fit_into(), as far as they decide. The link between ranks is the target's, else
+/// assumed (assumed_link()). Products and the way to the host are measured if the device is here,
+/// else taken from the datasheet; where they are unknown, no speeds decide.
 Speeds planned_speeds(const PlanTarget& target, const DeviceAndHost& available,
                       const RunShape& shape);
 

@@ -52,18 +52,22 @@ RunShape shape_on(const Config& given, const Cluster& cluster, int world) {
     return {given, spec_of(given, vocab_size_of(given)), dtype, Recompute::none, world};
 }
 
-RunShape choose_for(const RunShape& shape, const Cluster& cluster) {
-    const PlanTarget target = target_of(cluster);
+Speeds speeds_on(const Cluster& cluster, const RunShape& shape) {
     constexpr double bucket = 64 << 20;  // bytes of an exchange
     const int data = shape.mesh.size(Axis::data);
-    const Speeds speeds{.flops = std::max(cluster.flops(shape.dtype), cluster.flops_fp32),
-                        .link = data > 1 ? cluster.bus_bandwidth(bucket, data,
-                                                                 shape.mesh.size(Axis::tensor) *
-                                                                     shape.mesh.size(Axis::context))
-                                         : 0,
-                        .host = cluster.host_link};
+    return {.flops = std::max(cluster.flops(shape.dtype), cluster.flops_fp32),
+            .link = data > 1 ? cluster.bus_bandwidth(
+                                   bucket, data,
+                                   shape.mesh.size(Axis::tensor) * shape.mesh.size(Axis::context))
+                             : 0,
+            .host = cluster.host_link};
+}
+
+RunShape choose_for(const RunShape& shape, const Cluster& cluster) {
+    const PlanTarget target = target_of(cluster);
     const DeviceAndHost available = memory_for_a_rank(target, shape.mesh);
-    RunShape chosen = with_choices(shape, fit_into(available, shape, target.device, speeds));
+    RunShape chosen =
+        with_choices(shape, fit_into(available, shape, target.device, speeds_on(cluster, shape)));
     chosen.config.checkpoint.async = saves_in_background(chosen, target.device, available);
     return chosen;
 }

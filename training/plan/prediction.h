@@ -31,6 +31,8 @@ RunShape shape_on(const Config& config, const Cluster& cluster, int world);
 /// The shape with everything that it leaves open chosen, as a run would choose it on the cluster
 /// (fit_into()).
 RunShape choose_for(const RunShape& shape, const Cluster& cluster);
+/// The speeds by which it chooses.
+Speeds speeds_on(const Cluster& cluster, const RunShape& shape);
 
 struct Prediction {
     double step_seconds = 0;
@@ -58,7 +60,8 @@ struct Prediction {
 /// From which width fp8 pays, `from` (fp8_pays_from()), and whether it does for a model of this
 /// width, as a sentence. gpu: where.
 std::string fp8_note(const std::string& gpu, int from, int width);
-/// The same for a plan's GPU by its datasheet, or that it is not known there. Empty for a CPU.
+/// The sentence for a plan's GPU by its datasheet, or that the GPU is not known there. Empty for a
+/// CPU.
 std::string fp8_note(const PlanTarget& target, int width);
 
 /// All of the shape must be chosen: micro-batch, recomputation and ZeRO's stage.
