@@ -27,6 +27,7 @@ const std::string findings =
 Environment with_fresh_make(Environment environment) {
     for (const char* variable : {"MAKEFLAGS", "SANITIZE", "DEBUG"}) environment[variable] = "";
     environment["MAKELEVEL"] = "0";
+    environment["PRECOMPILE"] = "1";
     return environment;
 }
 

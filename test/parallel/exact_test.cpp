@@ -37,9 +37,16 @@ constexpr MeshCase few_meshes[] = {
     trains("qwen3", 6).data(4).zero(2).shard_ranks(2).muon(),
     trains("mistral", 4).bf16().data(2).zero(1).pipeline(2).muon(),
     trains("gpt2", 5).bf16().data(2).offload(),
-    trains("llama", 6).bf16().data(2).zero(2).pipeline(2, "zero_bubble").offload().state("int8"),
+    trains("llama", 6)
+        .bf16()
+        .data(2)
+        .zero(2)
+        .pipeline(2, "zero_bubble")
+        .offload()
+        .state("int8")
+        .recompute("elementwise"),
     trains("mistral", 4).bf16().data(2).zero(1).pipeline(2).muon().offload().state("bf16"),
-    trains("qwen2_moe", 5).data(2).zero(3).offload(),
+    trains("qwen2_moe", 5).data(2).zero(3).offload().recompute("block"),
     trains("qwen2_moe", 5).data(2).zero(3),
     trains("olmoe", 6).bf16().data(4).zero(2).shard_ranks(2),
     trains("gpt_oss", 4).data(2).zero(1).pipeline(2, "zero_bubble"),
@@ -50,7 +57,7 @@ constexpr MeshCase few_meshes[] = {
     trains("gpt2", 5).data(2).zero(1).state("int8"),
     trains("llama", 6).bf16().data(3).zero(3).state("int8"),
     trains("qwen3", 6).data(4).zero(2).shard_ranks(2).state("bf16"),
-    trains("gpt2", 4).data(2).zero(3).pipeline(2).state("int8"),
+    trains("gpt2", 4).data(2).zero(3).pipeline(2, "gpipe").offload().state("int8"),
     trains("mistral", 4).bf16().data(2).pipeline(2, "zero_bubble").state("bf16"),
     trains("gpt2", 5).data(3).zero(1).muon().state("bf16"),
     trains("olmoe", 4).data(2).zero(2).state("int8"),
@@ -72,7 +79,7 @@ constexpr MeshCase few_meshes[] = {
         .offload()
         .state("bf16"),
     trains("qwen3", 7).bf16().data(2).pipeline(2, "interleaved", 2).fp8("delayed").state("int8"),
-    trains("olmoe", 6).data(4).zero(2).shard_ranks(2).fp8("delayed"),
+    trains("olmoe", 6).data(4).zero(2).shard_ranks(2).fp8("delayed").recompute("block"),
 };
 constexpr MeshCase more_meshes[] = {
     trains("gpt2", 9).data(2).zero(1),

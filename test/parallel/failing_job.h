@@ -27,8 +27,12 @@ using Arguments = std::vector<std::string>;
 
 // parallel.timeout_seconds: longer than a busy machine keeps a rank from running, which would count
 // as hung; only a job with a rank that hangs takes so long.
+#ifdef __SANITIZE_ADDRESS__
+constexpr double timeout = 60, grace = 120;
+#else
 constexpr double timeout = 10;
 constexpr double grace = 30;  // more time to end, however busy the machine
+#endif
 
 const Environment surroundings{
     {"OMP_NUM_THREADS", "1"},

@@ -23,16 +23,24 @@ constexpr MeshCase meshes[] = {
     trains("gpt2", 4).bf16().tensor(2).data(2).zero(3).fp8("delayed"),
     trains("qwen3", 3).context(2).zero(1).fp8("delayed"),
     trains("gpt2", 3).bf16().context(2).data(2).zero(2).fp8("delayed"),
-    trains("llama", 4).tensor(2).pipeline(2).fp8("delayed"),
+    trains("llama", 4).tensor(2).pipeline(2, "gpipe").fp8("delayed"),
     trains("gpt2", 4).tensor(2).context(2).fp8("current"),
     trains("olmoe", 4).tensor(2).fp8("delayed"),
-    trains("qwen2_moe", 4).bf16().tensor(2).data(2).zero(3).fp8("delayed").offload(),
+    trains("qwen2_moe", 4)
+        .bf16()
+        .tensor(2)
+        .data(2)
+        .zero(3)
+        .fp8("delayed")
+        .offload()
+        .recompute("elementwise"),
     trains("gpt_oss", 4).context(2).pipeline(2).fp8("delayed").state("int8"),
     trains("llama", 4).bf16().tensor(2).data(2).zero(1).fp8("current").state("int8"),
     trains("gpt2", 4).tensor(2).pipeline(2, "zero_bubble").fp8("delayed").offload(),
     trains("qwen3", 4).context(2).pipeline(2, "interleaved", 2).fp8("delayed"),
     trains("qwen3", 4).tensor(2).pipeline(2).fp8("current").state("bf16"),
-    trains("gpt2", 4).context(2).data(2).zero(3).fp8("current").state("bf16").offload(),
+    trains("gpt2", 4).context(2).data(2).zero(3).fp8("current").state("bf16").offload().recompute(
+        "block"),
 };
 
 /// Whether ranks that share products or sequences compute this operand with the bits of one rank:

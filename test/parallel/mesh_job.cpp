@@ -81,9 +81,9 @@ std::string name_of(const MeshCase& c) {
                   c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype,
                   ", context ", c.context, c.has_documents ? ", documents" : "",
                   c.exact ? ", exact" : "", c.muon ? ", muon" : "", ", state in ", c.state,
-                  c.many_experts ? ", many experts" : "", c.offload ? ", offload" : "", ", fp8 ",
-                  c.fp8, ", pipeline ", c.pipeline.ranks, " ", c.pipeline.schedule, " × ",
-                  c.pipeline.per_rank);
+                  c.many_experts ? ", many experts" : "", c.offload ? ", offload" : "",
+                  ", recompute ", c.recompute, ", fp8 ", c.fp8, ", pipeline ", c.pipeline.ranks,
+                  " ", c.pipeline.schedule, " × ", c.pipeline.per_rank);
 }
 
 Config config_of(const MeshCase& c, uint64_t seed, const std::string& device, bool split) {
@@ -149,6 +149,7 @@ Config config_of(const MeshCase& c, uint64_t seed, const std::string& device, bo
                                          {"tensor_chunks", chunks}})
             settings.push_back(concat("parallel.", key, "=", value));
     if (split) settings.push_back(concat("parallel.schedule=", c.pipeline.schedule));
+    if (split) settings.push_back(concat("memory.recompute=", c.recompute));
     if (split && c.offload) settings.emplace_back(R"(memory.offload=["optimizer", "activations"])");
     settings.push_back(concat("parallel.tensor_keep_gathered=", keeps ? "true" : "false"));
     return parse_config("{}", "test", settings);

@@ -24,12 +24,13 @@ struct MeshCase {
     const char* dtype = "fp32";
     int tensor = 1, data = 1, zero = 0, shard_ranks = 0, context = 1;
     bool has_documents = false;
-    bool exact = false;          // parallel.sums
-    bool muon = false;           // optimizer.name
-    bool many_experts = false;   // more than there are tokens for
-    const char* state = "fp32";  // optimizer.state_dtype
-    bool offload = false;        // memory.offload: all that can be
-    const char* fp8 = "off";     // precision.fp8; products are then wide enough for it
+    bool exact = false;              // parallel.sums
+    bool muon = false;               // optimizer.name
+    bool many_experts = false;       // more than there are tokens for
+    const char* state = "fp32";      // optimizer.state_dtype
+    bool offload = false;            // memory.offload: all that can be
+    const char* recompute = "none";  // memory.recompute
+    const char* fp8 = "off";         // precision.fp8; products are then wide enough for it
     struct Stages {
         int ranks = 1;
         const char* schedule = "1f1b";
@@ -57,6 +58,9 @@ class MeshRow {
     constexpr MeshRow muon() const { return with(&MeshCase::muon, true); }
     constexpr MeshRow fp8(const char* recipe) const { return with(&MeshCase::fp8, recipe); }
     constexpr MeshRow offload() const { return with(&MeshCase::offload, true); }
+    constexpr MeshRow recompute(const char* level) const {
+        return with(&MeshCase::recompute, level);
+    }
     constexpr MeshRow state(const char* dtype) const { return with(&MeshCase::state, dtype); }
     constexpr MeshRow many_experts() const { return with(&MeshCase::many_experts, true); }
     constexpr MeshRow pipeline(int ranks, const char* schedule = "1f1b",
