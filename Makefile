@@ -225,8 +225,8 @@ $(O)/train_gpt.o: train_gpt.cu $(B)/flags
 
 $(MATHEMATICS): private FLAGS += $(KERNEL_FLAGS)
 $(O)/tokenizer/%.o: private FLAGS += $(filter -O3,$(OPTIMISE:-O2=-O3))
-$(O)/training/commands/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"'
-$(O)/training/commands/version.o: $(B)/version
+$(O)/base/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"'
+$(O)/base/version.o: $(B)/version
 # Only one file includes cuDNN's headers. It loads the library at run time.
 $(O)/kernels/attention/cudnn.o: private CPPFLAGS += $(if $(CUDNN_FRONTEND),-DTRAIN_GPT_CUDNN -isystem $(CUDNN_FRONTEND) -isystem $(CUDNN_INCLUDE))
 $(O)/kernels/attention/cudnn.o: $(B)/cudnn

@@ -81,7 +81,7 @@ void train_steps(Run& run) {
     TrainLoader& loader = run.loader();
     while (run.goes_on()) {
         // One step: sum the gradients of this rank's micro-batches, then update once on all ranks.
-        // The ranks of a pipeline compute a stage of the model each, in the order of its schedule
+        // Each rank of a pipeline computes its stages of the model, in the order of the schedule
         run.begin_step();
         trainer.begin_step(loader.micro_batches(), loader.most_micro_batches());
         bool dropped = false;
@@ -146,6 +146,18 @@ void note_missing_steps(const RunStart& start, const StepProfile& profile, const
                                 " steps; ", start.steps_left(), " are left"));
 }
 
+/// Whether the run in the folder has no steps left; then says so.
+bool is_complete(const CommandLine& line, const Config& given, const RunData& data,
+                 const World& world, Progress& progress) {
+    const std::string complete = describe_if_complete(given, data, world, progress);
+    if (complete.empty()) return false;
+    progress.say(complete);
+    for (const auto& [what, wanted] : {std::pair{"profile", line.profile}, {"trace", line.trace}})
+        if (wanted > 0)
+            progress.say(concat("note: there is no ", what, ", since no steps are left"));
+    return true;
+}
+
 /// Trains as one of the mesh's ranks. `given` is the configuration as the run's folder keeps it.
 int train(const CommandLine& line, const Config& given, const Device& device, const Mesh& mesh) {
     const World& world = mesh.world();
@@ -161,15 +173,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     std::map<std::string, std::string> facts = data.facts(given, device);
     facts["--trace"] = std::to_string(line.trace);
     require_same(world, facts);
-    if (const std::string complete = describe_if_complete(given, data, world, progress);
-        !complete.empty()) {
-        progress.say(complete);
-        for (const auto& [what, wanted] :
-             {std::pair{"profile", line.profile}, {"trace", line.trace}})
-            if (wanted > 0)
-                progress.say(concat("note: there is no ", what, ", since no steps are left"));
-        return 0;
-    }
+    if (is_complete(line, given, data, world, progress)) return 0;
 
     // Decide what the configuration leaves open, allocate all memory, and choose kernels
     const Decisions decided = decide(given, data.spec(), device, mesh, line.choices);
@@ -187,21 +191,12 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     const RunShape shape = RunShape(config, data.spec(), decided.dtype, decided.recompute, ranks)
                                .with_offload(decided.offload);
     const Arena plan = plan_memory(shape, device, mesh.rank());
-    together(world, [&] {
-        require_host_memory(plan, shape,
-                            memory_for_a_rank(device, mesh.layout(), world.local_size()),
-                            world.local_size());
-        return std::string();
-    });
+    require_host_memory_on_ranks(plan, shape, mesh);
     Arena arena = allocate_or_advise(plan, shape, world.local_size());
     Trainer trainer(shape, arena, mesh.rank());
     const Choices choices = choose_kernels(trainer, decided, world);
     const AttentionUse attention = attention_of_ranks(trainer.stream, world);
-    if (trainer.fp8)
-        for (const std::string& refusal : fp8_refusals_of_ranks(trainer.stream, world))
-            progress.say(concat("note: ", refusal,
-                                "; kernels then do not round their results, unless "
-                                "precision.fp8_skip names these products"));
+    if (trainer.fp8) note_fp8_refusals(trainer.stream, world, progress);
     trainer.connect(mesh);
 
     // Take the weights and the optimizer's state from the newest checkpoint, or begin a new run

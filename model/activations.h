@@ -10,9 +10,9 @@
 
 namespace train_gpt {
 
-/// The activations of a block of M tokens. All are [M, …] in the compute dtype, except stats1 and
-/// stats2 [M, 2] and lse [B, H, T], which are fp32. x is the block's input, the residual stream;
-/// preact is the output of `up`.
+/// The activations of a block of M tokens. All are [M, …] in the compute dtype, except stats1,
+/// stats2 and qk_sums [M, 2] and lse [B, H, T], which are fp32. x is the block's input, the
+/// residual stream; preact is the output of `up`.
 ///
 /// rotated [M, (H + H_kv)·D] holds q and k after a norm of q and k, whose backward pass needs them
 /// as they were. Without such a norm they are rotated in place, and rotated is absent.

@@ -38,8 +38,8 @@ class BlockInputs {
 
     static constexpr int turns = 3;  // layers whose inputs are on the device at a time
 
-    /// Of how many layers the input comes back for a backward pass that follows its forward pass at
-    /// once: the inputs of the last three are still on the device. After another slot's pass all
+    /// How many layers' inputs come back for a backward pass that follows its forward pass at once:
+    /// the inputs of the last three are still on the device. After another slot's pass all
     /// come back.
     static int layers_from_host(int layers) { return std::max(layers - turns, 0); }
 

@@ -87,7 +87,8 @@ struct Block {
 ///   dup, dqkv              of the outputs of `up` and `qkv`; with SwiGLU dup may be preact
 ///   dout, dmid [M, C]      copies of dres at the block's output and middle
 ///   early                  fp32: of weights, if they come with the inputs' (early_gradients())
-///   qk_dots [M, 2]         sums for a norm over the whole width of q and k (kernels/rope.h)
+///   qk_dots [M, 2]         fp32: sums for a norm over the whole width of q and k
+///                          (kernels/rope.h)
 ///
 /// In a mixture of experts dhidden and dup are [R, …], and these come besides:
 ///

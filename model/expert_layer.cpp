@@ -26,7 +26,11 @@ Tensor by_expert(Tensor all, const LayerSpec& layer) {
                          : all.reshaped({E, all.rows() / E, all.cols()});
 }
 
-/// Of ranks that add up what they compute, the one that counts what all of them have.
+Operand by_expert(const Operand& all, const LayerSpec& layer) {
+    return {by_expert(all.values, layer), all.scales, all.rounded};
+}
+
+/// Whether this rank counts what all tensor-parallel ranks have: they add up what they compute.
 bool counts_whole(const Block& block) { return block.residual.tensor().rank() == 0; }
 
 /// The router's selection bias in fp32.
@@ -125,25 +129,22 @@ void experts_forward(Stream& stream, const Block& block) {
     const BlockActivations& a = block.activations;
     const UnitLease experts = block.experts.lease(stream);
     const auto weight = [&](int i) { return by_expert(experts.weight(i), block.layer); };
+    const auto operand = [&](int i) { return by_expert(experts.operand(i), block.layer); };
     grouped_linear_forward(stream, {.out = a.preact,
                                     .x = a.norm2,
-                                    .w = weight(p.up_w),
+                                    .w = operand(p.up_w),
                                     .offsets = offsets_of(a),
                                     .row_token = row_token_of(a),
-                                    .bias = weight(p.up_b),
-                                    .scales = block.scales(p.up_w),
-                                    .rounded = experts.operand(p.up_w).rounded});
+                                    .bias = weight(p.up_b)});
     swiglu_forward(stream, {.out = a.hidden,
                             .gate_up = a.preact,
                             .clamped = block.layer.clamped,
                             .row_count = row_count_of(block)});
     grouped_linear_forward(stream, {.out = a.expert_out,
                                     .x = a.hidden,
-                                    .w = weight(p.down_w),
+                                    .w = operand(p.down_w),
                                     .offsets = offsets_of(a),
-                                    .bias = counts_whole(block) ? weight(p.down_b) : Tensor{},
-                                    .scales = block.scales(p.down_w),
-                                    .rounded = experts.operand(p.down_w).rounded});
+                                    .bias = counts_whole(block) ? weight(p.down_b) : Tensor{}});
 }
 
 /// The gradients of the experts' inputs, in the order of rows, and of their weights.
@@ -154,7 +155,7 @@ void experts_backward(const BackwardPass& pass, Tensor dout) {
     Stream& stream = pass.stream;
     const Tensor offsets = offsets_of(a);
     const UnitLease experts = pass.inputs ? pass.block.experts.lease(stream) : UnitLease();
-    const auto weight = [&](int i) { return by_expert(experts.weight(i), pass.block.layer); };
+    const auto operand = [&](int i) { return by_expert(experts.operand(i), pass.block.layer); };
     if (pass.inputs) {
         combine_backward(stream, {.dy = g.dexpert_out,
                                   .dweights = g.dweights,
@@ -162,24 +163,17 @@ void experts_backward(const BackwardPass& pass, Tensor dout) {
                                   .y = a.expert_out,
                                   .row_of = a.row_of,
                                   .weights = a.expert_weights});
-        grouped_linear_backward_input(stream, {.dx = g.dhidden,
-                                               .dy = g.dexpert_out,
-                                               .w = weight(p.down_w),
-                                               .offsets = offsets,
-                                               .scales = pass.block.scales(p.down_w),
-                                               .rounded = experts.operand(p.down_w).rounded});
+        grouped_linear_backward_input(
+            stream,
+            {.dx = g.dhidden, .dy = g.dexpert_out, .w = operand(p.down_w), .offsets = offsets});
         swiglu_backward(stream, {.dgate_up = g.dup,
                                  .dout = g.dhidden,
                                  .gate_up = a.preact,
                                  .out = pass.recomputes_elementwise() ? a.hidden : Tensor{},
                                  .clamped = pass.block.layer.clamped,
                                  .row_count = row_count_of(pass.block)});
-        grouped_linear_backward_input(stream, {.dx = g.dgrouped,
-                                               .dy = g.dup,
-                                               .w = weight(p.up_w),
-                                               .offsets = offsets,
-                                               .scales = pass.block.scales(p.up_w),
-                                               .rounded = experts.operand(p.up_w).rounded});
+        grouped_linear_backward_input(
+            stream, {.dx = g.dgrouped, .dy = g.dup, .w = operand(p.up_w), .offsets = offsets});
     }
     if (!pass.weights) return;
     grouped_linear_backward_weight(stream, {.dw = pass.gradients.sink(stream, p.down_w),

@@ -170,7 +170,7 @@ void Generator::score_rows(Stream& stream, Tensor x, std::span<const ScoredRow> 
     }
 }
 
-/// The first rows of final_norm_ are those of the tokens.
+/// The first rows of final_norm_ belong to the tokens.
 void Generator::score_normed(Stream& stream, std::span<const ScoredRow> rows, bool with_likeliest) {
     const Tensor normed = final_norm_.row_range(0, std::ssize(rows));
     std::ranges::transform(rows, host_targets_.as<int32_t>(), &ScoredRow::target);
@@ -198,7 +198,7 @@ void Generator::score_normed(Stream& stream, std::span<const ScoredRow> rows, bo
 }
 
 /// Appends the keys and values of a segment's tokens to the cache of its layer, and attends to all
-/// of them; then those of the next segment, whose tokens may take the same places.
+/// of them; then does the same for the next segment, whose tokens may take the same places.
 void Generator::attend(Stream& stream, int layer, const Block& block,
                        std::span<const Segment> segments) {
     const BlockActivations& a = block.activations;

@@ -127,7 +127,7 @@ void Pipeline::skip(Stream& stream, const PipelineAction& action) const {
 }
 
 void Pipeline::forward(Stream& stream, const TokenBatch& batch) const {
-    for (int number = rank_; number < schedule_.stages; number += ranks()) {
+    for (const int number : schedule_.stages_of(rank_)) {
         PipelineAction action{.stage = number, .slot = 0};
         if (!is_first(number)) {
             action.buffer = 0;
@@ -162,7 +162,7 @@ void Pipeline::warm_up(Stream& stream, const TokenBatch& batch, int reserved_sms
         }
         copy_now(stream.device, buffer.data, from, buffer.bytes());
     }
-    for (int number = rank_; number < schedule_.stages; number += ranks()) {
+    for (const int number : schedule_.stages_of(rank_)) {
         PipelineAction action{.stage = number, .slot = 0};
         const auto compute = [&](PipelineWork work, bool reads) {
             action.work = work;

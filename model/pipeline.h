@@ -70,7 +70,9 @@ class Pipeline {
 
   private:
     using Kind = StageMessages::Kind;
-    Stage& stage(int number) const { return *stages_[static_cast<size_t>(number / ranks())]; }
+    Stage& stage(int number) const {
+        return *stages_[static_cast<size_t>(schedule_.index_of(number))];
+    }
     bool is_first(int stage) const { return stage == 0; }
     bool is_last(int stage) const { return stage == schedule_.stages - 1; }
     void compute(Stream& stream, const PipelineAction& action, const TokenBatch& batch,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "parallel/pipeline/pipeline_schedule.h"
 
 namespace train_gpt {
 
@@ -95,29 +96,48 @@ class Builder {
     BlockParameters block(int layer) {
         const std::string prefix = concat(names_.block, layer, ".");
         const LayerSpec of = spec_.layer(layer);
-        const int64_t C = of.n_embd, width = of.attention_width(), keys = of.kv_width();
         const float residual_std =
             spec_.init_zero_projections ? 0.0f
             : spec_.init_residual_scaling
                 ? init_std() / std::sqrt(2.0f * static_cast<float>(spec_.n_layer))
                 : init_std();
         BlockParameters p;
-        const bool after_attention =
-            spec_.biases == Biases::attention || spec_.biases == Biases::all;
-        const auto parts = [&](const auto& names) {
-            std::vector<std::string> all;
-            for (const char* name : names)
-                if (name) all.push_back(prefix + name);
-            return all;
-        };
         std::tie(p.norm1_w, p.norm1_b) = norm(prefix + names_.norm1);
+        attention(p, of, prefix, residual_std);
+        std::tie(p.norm2_w, p.norm2_b) = norm(prefix + names_.norm2);
+        if (of.experts)
+            experts(p, of.experts, prefix, residual_std);
+        else
+            mlp(p, of, prefix, residual_std);
+        return p;
+    }
+
+    Registry registry;
+    int unit = 0;
+
+  private:
+    float init_std() const { return static_cast<float>(spec_.init_std); }
+
+    /// The tensors with these names behind a prefix, without the absent ones.
+    template <class Names>
+    static std::vector<std::string> parts(const std::string& prefix, const Names& names) {
+        std::vector<std::string> all;
+        for (const char* name : names)
+            if (name) all.push_back(prefix + name);
+        return all;
+    }
+
+    void attention(BlockParameters& p, const LayerSpec& of, const std::string& prefix,
+                   float residual_std) {
+        const int64_t C = of.n_embd, width = of.attention_width(), keys = of.kv_width();
+        const bool out_bias = spec_.biases == Biases::attention || spec_.biases == Biases::all;
         std::tie(p.qkv_w, p.qkv_b) = linear({.name = prefix + names_.qkv,
                                              .out = width + 2 * keys,
                                              .in = C,
                                              .split = TensorSplit{0, {width, keys, keys}},
                                              .head_rows = of.head_size,
                                              .init_std = init_std(),
-                                             .parts = parts(names_.qkv_parts)},
+                                             .parts = parts(prefix, names_.qkv_parts)},
                                             spec_.biases != Biases::none);
         if (of.qk_norm != QkNormKind::off) {
             p.q_norm_w = qk_norm(prefix + names_.q_norm, of, width);
@@ -132,20 +152,20 @@ class Builder {
                                              .in = width,
                                              .split = TensorSplit{1, {width}},
                                              .init_std = residual_std},
-                                            after_attention, true);
-        std::tie(p.norm2_w, p.norm2_b) = norm(prefix + names_.norm2);
-        if (of.experts) {
-            experts(p, of.experts, prefix, residual_std);
-            return p;
-        }
-        const int64_t F = of.n_ff;
+                                            out_bias, true);
+    }
+
+    void mlp(BlockParameters& p, const LayerSpec& of, const std::string& prefix,
+             float residual_std) {
+        const int64_t C = of.n_embd, F = of.n_ff;
         const bool all_biases = spec_.biases == Biases::all;
         Linear up{.name = prefix + names_.up,
                   .out = of.up_width(),
                   .in = C,
                   .split = TensorSplit{0, {F}},
                   .init_std = init_std()};
-        if (of.is_gated()) up.split->sections = {F, F}, up.parts = parts(names_.gate_up_parts);
+        if (of.is_gated())
+            up.split->sections = {F, F}, up.parts = parts(prefix, names_.gate_up_parts);
         std::tie(p.up_w, p.up_b) = linear(up, all_biases);
         std::tie(p.down_w, p.down_b) = linear({.name = prefix + names_.down,
                                                .out = C,
@@ -153,14 +173,7 @@ class Builder {
                                                .split = TensorSplit{1, {F}},
                                                .init_std = residual_std},
                                               all_biases);
-        return p;
     }
-
-    Registry registry;
-    int unit = 0;
-
-  private:
-    float init_std() const { return static_cast<float>(spec_.init_std); }
 
     /// A mixture: the router and the shared expert, and the experts in a unit of their own.
     void experts(BlockParameters& p, const ExpertSpec& of, const std::string& prefix,
@@ -269,7 +282,7 @@ class Builder {
                                             bool transposed) {
         if (layer.parts.empty())
             return {{.name = layer.name + suffix, .rows = layer.out, .transposed = transposed}};
-        // Of the outputs: sections, or experts that are alike.
+        // The outputs are sections, or experts that are alike.
         const bool by_section = layer.split->axis == 0;
         const int64_t alike = layer.out / static_cast<int64_t>(layer.parts.size());
         std::vector<StoredTensor> parts;
@@ -326,7 +339,7 @@ RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers
     int first = 0;
     for (int s = 0; s < static_cast<int>(layers_of_stages.size()); ++s) {
         const int last = first + layers_of_stages[static_cast<size_t>(s)];
-        if (s % ranks == rank) {
+        if (rank_of_stage(s, ranks) == rank) {
             Registry stage = registry_held_by(stage_of(whole, first, last), tensor);
             const int before = static_cast<int>(all.parameters.size()),
                       units = before > 0 ? all.parameters.back().unit + 1 : 0;

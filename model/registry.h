@@ -76,7 +76,8 @@ struct ExpertNames {
     const char* shared_gate = "mlp.shared_expert_gate";
 };
 
-/// A family's names of what it has one of, or one of in each block, and its initial values.
+/// What a family calls its tensors, and its initial values. Names of a block's tensors follow
+/// `block` and the layer.
 struct RegistryNames {
     const char *tokens, *positions, *final_norm, *head;
     const char* block;  // followed by the layer and a dot

@@ -91,7 +91,7 @@ struct LayerSpec {
     int64_t idle_parameters() const;
     /// How many of T keys a query sees on average: half of them, or fewer in a window.
     double seen_keys(int T) const;
-    /// Training FLOPs per token: 6 for each of these matrix_parameters(), and 12·H·D for each key
+    /// Training FLOPs per token: 6 for each of matrix_parameters(), and 12·H·D for each key
     /// that a query sees.
     double flops_per_token(int T) const;
 };

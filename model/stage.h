@@ -56,8 +56,9 @@ int64_t logits_rows(const Device& device, int64_t rows, int64_t vocabulary, DTyp
 class Stage {
   public:
     /// Takes activations for micro-batches of B·T tokens from the arena. In inference all blocks
-    /// share them. `registry` is the one that the store's parameters come from (registry_held_by()
-    /// the rank). Throws Error where tensor-parallel ranks cannot share the model, or the rows.
+    /// share them. `registry`: of the store's parameters, cut to this rank's part by
+    /// registry_held_by(). Throws Error where tensor-parallel ranks cannot share the model, or the
+    /// rows.
     Stage(const DecoderSpec& spec, const Registry& registry, const StageOptions& options,
           ParameterStore& parameters, Arena& arena);
 
@@ -163,7 +164,7 @@ class Stage {
     std::optional<ContextAttention> context_attention_;
     Tensor counts_of_ranks_;  // of experts, among context-parallel ranks
     Tensor logits_, losses_;  // [chunk, Vp], [M]
-    Tensor dres_, dy_;        // [M, C]: gradients of the residual stream, and temporary ones
+    Tensor dres_, dy_;  // [M / ranks, C]: gradients of the residual stream, and temporary ones
     // Among tensor-parallel ranks: statistics of the head's rows [chunk, 3], this rank's and all
     // ranks'.
     Tensor stats_, all_stats_;

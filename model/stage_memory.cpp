@@ -1,5 +1,6 @@
 // The memory of a Stage: what its passes keep, and the scratch memory of its kernels.
 #include <algorithm>
+#include <cassert>
 
 #include "model/scratch.h"
 #include "model/stage.h"
@@ -121,10 +122,11 @@ void Stage::take_gradients(Arena& arena) {
                 const auto known = std::ranges::find(own, of.member, &PartGradient::member);
                 if (known == own.end())
                     own.push_back(of);
-                else
-                    known->width = std::max(known->width, of.width);
+                else if (of.each * of.width > known->each * known->width)
+                    *known = of;
                 continue;
             }
+            assert(!of.dtype || *of.dtype == dtype);
             int64_t& widest = of.shares == Shares::dy ? beside_dy : wide_width;
             widest = std::max(widest, of.each * of.width);
         }
@@ -136,7 +138,8 @@ void Stage::take_gradients(Arena& arena) {
                  rounded = take_rounded_gradient(arena);
     BlockGradients owned;
     for (const PartGradient& of : own)
-        owned.*of.member = arena.tensor(of.dtype.value_or(dtype), {M, of.width}, Purpose::buffers);
+        owned.*of.member =
+            arena.tensor(of.dtype.value_or(dtype), {of.each * M, of.width}, Purpose::buffers);
     for (Slot& slot : slots_) {
         for (int l = 0; l < layers(); ++l) {
             const size_t i = static_cast<size_t>(l);
@@ -148,9 +151,9 @@ void Stage::take_gradients(Arena& arena) {
                                        : of.shares == Shares::own  ? owned.*of.member
                                                                    : slot.blocks[i].*of.activation;
                 const int64_t rows = of.each * M;
-                g.*of.member =
-                    lasts(of) ? take(rows, of.width)
-                              : Tensor(shared.data, of.dtype.value_or(dtype), {rows, of.width});
+                const DType kept = of.dtype.value_or(dtype);
+                g.*of.member = lasts(of) ? arena.tensor(kept, {rows, of.width}, Purpose::buffers)
+                                         : Tensor(shared.data, kept, {rows, of.width});
             }
             if (!apart) continue;
             g.dout = take(held, C), g.dmid = take(held, C);

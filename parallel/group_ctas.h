@@ -4,7 +4,7 @@
 #pragma once
 #include <string>
 
-#include "parallel/mesh.h"
+#include "parallel/mesh_sizes.h"
 
 namespace train_gpt {
 
@@ -19,7 +19,8 @@ namespace train_gpt {
 ///   tensor, context                24  one after the other, in one stream
 ///
 /// 24 is what NCCL takes on a node of GPUs with NVLink. Where an eighth of the multiprocessors, and
-/// at least one, would not be left, all get fewer. wanted: parallel.nccl_max_ctas, for all groups.
+/// at least one, would not be left, data, tensor and context get fewer. Where less than
+/// 16 are left for collectives, the others get 1 each. wanted: parallel.nccl_max_ctas, for all.
 GroupCtas group_ctas(int world, const MeshSizes& sizes, int multiprocessors, int wanted);
 
 /// A line for `plan`; empty if NCCL chooses for all groups. For a GPU with so many multiprocessors.

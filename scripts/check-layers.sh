@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks that no source file includes a header of a higher layer, that no headers include each other in a circle, and that no
 # parts of training/, parallel/ and model/ do (a header with its sources is a part; a few named includes are excepted). That no
-# type's name is defined twice in a namespace: the linker would merge their functions. In training/ and parallel/ also that no
+# type's name is defined twice in a namespace: the linker would merge their functions. That no line of a source has more than
+# 100 columns. In training/ and parallel/ also that no
 # folder has more than 25 headers and no file more than 450 lines. `make lint` calls it.
 #   usage: scripts/check-layers.sh
 # Prints the includes, folders and files that are wrong, and exits with 1 if there are any.
@@ -50,9 +51,8 @@ circle headers < <(includes "${headers[@]}")
 # "PART PART": a source of the first includes the second, which implements what the first's header declares.
 exceptions='parallel/world parallel/launch/membership
 parallel/communicator parallel/communicator_kinds
-parallel/mesh parallel/group_ctas
 parallel/watchdog/watchdog parallel/watchdog/(hub|spoke)
-model/families/family model/families/.*'
+model/families/family model/families/(decoder_settings|gpt2|gpt_oss|llama|mistral|mixtral|olmoe|other|qwen.*)'
 for directory in training parallel model; do
     mapfile -t files < <(find "$directory" -name '*.h' -o -name '*.cpp' -o -name '*.cu')
     circle "parts of $directory/" < <(includes "${files[@]}" | sed -E 's/\.(h|cpp|cu)( |$)/\2/g' | sort -u |
@@ -75,6 +75,12 @@ done < <(find "${directories[@]}" test -name '*.h' -o -name '*.cuh' -o -name '*.
         if (!seen[type, FILENAME]++) { files[type] = files[type] " " FILENAME; ++count[type] }
     }
     END { for (type in count) if (count[type] > 1) print type files[type] }')
+
+while IFS= read -r line; do
+    echo "$line has more than 100 columns"
+    code=1
+done < <(find "${directories[@]}" test train_gpt.cu \( -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu' \) -print0 | sort -z |
+    xargs -0 env LC_ALL=C.UTF-8 grep -nE '^.{101,}$' /dev/null | cut -d : -f 1,2)
 
 most_headers=25 most_lines=450
 while read -r count folder; do

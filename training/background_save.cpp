@@ -79,18 +79,11 @@ void BackgroundSave::begin(int64_t step, bool same_bits, const std::string& hist
         trainer.optimizer.settle_state(trainer.stream);
         trainer.state_copy->begin(trainer.stream);
     }
-    contents_.emplace(CheckpointContents{.step = step,
-                                         .config = start_.given,
-                                         .spec = start_.data.spec(),
-                                         .parameters = trainer.parameters,
-                                         .tokenizer = start_.data.tokenizer(),
-                                         .choices = start_.choices,
-                                         .position = start_.schedule.position(step),
-                                         .tokens = start_.tokens,
-                                         .deterministic = same_bits,
-                                         .history = history,
-                                         .history_path = folder_.path() / history_file,
-                                         .copy = &*trainer.state_copy});
+    contents_.emplace(start_.contents(step));
+    contents_->deterministic = same_bits;
+    contents_->history = history;
+    contents_->history_path = folder_.path() / history_file;
+    contents_->copy = &*trainer.state_copy;
     phase_ = Phase::copying;
 }
 

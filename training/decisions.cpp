@@ -195,7 +195,7 @@ AttentionUse attention_of_ranks(const Stream& stream, const World& world) {
     return use;
 }
 
-std::vector<std::string> fp8_refusals_of_ranks(const Stream& stream, const World& world) {
+void note_fp8_refusals(const Stream& stream, const World& world, Progress& progress) {
     std::set<std::string> all;
     for (const std::string& lines : together(world, [&] {
              std::string text;
@@ -205,7 +205,20 @@ std::vector<std::string> fp8_refusals_of_ranks(const Stream& stream, const World
         std::istringstream of_rank(lines);
         for (std::string line; std::getline(of_rank, line);) all.insert(line);
     }
-    return {all.begin(), all.end()};
+    for (const std::string& refusal : all)
+        progress.say(concat("note: ", refusal,
+                            "; kernels then do not round their results, unless precision.fp8_skip "
+                            "names these products"));
+}
+
+void require_host_memory_on_ranks(const Arena& plan, const RunShape& shape, const Mesh& mesh) {
+    const World& world = mesh.world();
+    together(world, [&] {
+        require_host_memory(plan, shape,
+                            memory_for_a_rank(plan.device(), mesh.layout(), world.local_size()),
+                            world.local_size());
+        return std::string();
+    });
 }
 
 }  // namespace train_gpt

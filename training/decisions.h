@@ -14,6 +14,7 @@
 #include "training/config/config.h"
 #include "training/files/kept_choices.h"
 #include "training/trainer.h"
+#include "training/watch/progress.h"
 
 namespace train_gpt {
 
@@ -57,7 +58,10 @@ Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& 
 /// attention_use() of this rank, with `same_bits` of all ranks. All ranks call it.
 AttentionUse attention_of_ranks(const Stream& stream, const World& world);
 
-/// fp8_refusals() of all ranks, each once. All ranks call it.
-std::vector<std::string> fp8_refusals_of_ranks(const Stream& stream, const World& world);
+/// Says what fp8_refusals() has on any rank, each refusal once. All ranks call it.
+void note_fp8_refusals(const Stream& stream, const World& world, Progress& progress);
+
+/// require_host_memory() of every rank: where one throws, all do. All ranks call it.
+void require_host_memory_on_ranks(const Arena& plan, const RunShape& shape, const Mesh& mesh);
 
 }  // namespace train_gpt

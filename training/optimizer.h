@@ -94,7 +94,7 @@ class Optimizer {
     const StepState* state_on_device() const { return state_; }
     /// Waits for all work on the device, and returns what the last update decided.
     StepState state() const;
-    /// These wait for all work on the device.
+    /// Reading and setting it waits for all work on the device.
     SpikeHistory spike_history() const;
     const SpikeHistory* spike_history_on_device() const { return history_; }
     void set_spike_history(const SpikeHistory& history);

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "base/terminal_text.h"
+#include "base/version.h"
 #include "parallel/cores.h"
 #include "parallel/launch/membership.h"
 #include "parallel/together.h"
 #include "parallel/watchdog/watchdog.h"
-#include "training/commands/version.h"
 #include "training/interrupt.h"
 
 namespace train_gpt {

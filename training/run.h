@@ -60,7 +60,7 @@ class Run {
     void end_action();
     /// Drops the step. Nothing of the step has been applied: a run that resumes repeats it.
     void drop_step();
-    /// Applies AdamW with the step's learning rate and the mean gradient over its tokens.
+    /// Applies the optimizer with the step's learning rate and the mean gradient over its tokens.
     void update();
     /// After update(): begins to save the step in the background, if that is due and possible.
     void save_in_background();

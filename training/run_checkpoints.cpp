@@ -49,24 +49,15 @@ std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step
     const Trainer& trainer = start_.trainer;
     const Grids* grids = trainer.parameters.grids();
     try {
-        save_checkpoint(
-            run_dir,
-            {.step = step,
-             .config = start_.given,
-             .spec = start_.data.spec(),
-             .parameters = trainer.parameters,
-             .tokenizer = start_.data.tokenizer(),
-             .choices = start_.choices,
-             .position = start_.schedule.position(step),
-             .tokens = start_.tokens,
-             .spikes = trainer.optimizer.spike_history(),
-             .routers = trainer.routers.last_counts(),
-             .grids = grids && grids->known() ? grids->exponents() : std::vector<int32_t>(),
-             .fp8 = trainer.fp8.history(),
-             .deterministic = same_bits_,
-             .history = reports_.history.head(),
-             .history_path = run_dir / history_file},
-            start_.mesh);
+        CheckpointContents contents = start_.contents(step);
+        contents.spikes = trainer.optimizer.spike_history();
+        contents.routers = trainer.routers.last_counts();
+        if (grids && grids->known()) contents.grids = grids->exponents();
+        contents.fp8 = trainer.fp8.history();
+        contents.deterministic = same_bits_;
+        contents.history = reports_.history.head();
+        contents.history_path = run_dir / history_file;
+        save_checkpoint(run_dir, contents, start_.mesh);
     } catch (const Error& error) {
         reports_.history.failure(step, error.what());
         return concat("step ", step, " of ", start_.schedule.steps(),

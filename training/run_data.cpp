@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/version.h"
 #include "dataloader/manifest.h"
-#include "training/commands/version.h"
 #include "training/config/config_text.h"
 #include "training/config/data_folder.h"
 #include "training/config/known_data.h"

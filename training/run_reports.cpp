@@ -45,7 +45,7 @@ std::string describe_stage(const RunStart& start) {
                   start.link > 0 ? concat("chosen for ", formatted("%.2f", start.link / 1e9),
                                           " GB/s along the data axis")
                   : start.kept.zero == start.config.parallel.zero
-                      ? "as the run's checkpoint says"
+                      ? "as the kept choices say"
                       : "since no other rank has a part of the state");
 }
 

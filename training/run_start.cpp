@@ -8,6 +8,17 @@ Config RunStart::recorded() const {
     return resolve(given, data.spec(), trainer.parameters.dtype());
 }
 
+CheckpointContents RunStart::contents(int64_t step) const {
+    return {.step = step,
+            .config = given,
+            .spec = data.spec(),
+            .parameters = trainer.parameters,
+            .tokenizer = data.tokenizer(),
+            .choices = choices,
+            .position = schedule.position(step),
+            .tokens = tokens};
+}
+
 LoaderOptions RunStart::loading() const {
     const DataOrder& order = schedule.start().order;
     LoaderOptions options = loader_options(config, mesh.layout(), mesh.rank());

@@ -7,6 +7,7 @@
 
 #include "kernels/attention/engine.h"
 #include "training/config/config.h"
+#include "training/files/checkpoint.h"
 #include "training/files/kept_choices.h"
 #include "training/files/token_ids.h"
 #include "training/run_data.h"
@@ -18,13 +19,13 @@ namespace train_gpt {
 /// What a run was given, has read and has decided. All of it outlives the run.
 struct RunStart {
     const Config& given;   // as the run's folder keeps it: batch.micro_batch may be 0
-    const Config& config;  // with the micro-batch that was decided
+    const Config& config;  // with what was decided: micro-batch, ZeRO, sums, when it saves
     const RunData& data;
     const Schedule& schedule;
     const Mesh& mesh;
     Trainer& trainer;
     const Arena& plan;    // of this rank's memory
-    const Choices& kept;  // of the checkpoint that the run resumes from
+    const Choices& kept;  // Decisions::kept
     const Choices& choices;
     const AttentionUse& attention;
     const TokenIds& tokens;  // of the checkpoints
@@ -43,6 +44,8 @@ struct RunStart {
     }
     /// The configuration as config.json has it.
     Config recorded() const;
+    /// What every checkpoint of the run says about it, for a checkpoint at this step.
+    CheckpointContents contents(int64_t step) const;
     /// Where the training data begin, and in which order they are read.
     LoaderOptions loading() const;
     /// What the whole run reads of its training data.

@@ -29,12 +29,11 @@ std::vector<std::unique_ptr<Stage>> make_stages(const RunShape& shape, int rank,
                                                 const RankRegistry& registry, StageOptions options,
                                                 ParameterStore& parameters, Arena& arena) {
     const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(shape));
-    const int first = shape.mesh.at(Axis::pipeline, rank);
     std::vector<std::unique_ptr<Stage>> stages;
     options.backward_apart = schedule.halves_apart;
-    for (const Registry& of_stage : registry.stages) {
-        const auto number = static_cast<size_t>(first) + stages.size() * schedule.ranks.size();
-        options.slots = schedule.slots[number];
+    for (const int stage : schedule.stages_of(shape.mesh.at(Axis::pipeline, rank))) {
+        const Registry& of_stage = registry.stages[stages.size()];
+        options.slots = schedule.slots[static_cast<size_t>(stage)];
         stages.push_back(std::make_unique<Stage>(shape.spec, of_stage, options, parameters, arena));
     }
     return stages;

@@ -57,15 +57,15 @@ Tensor rounded(Stream& stream, Pieces& pieces, const Tensor& x, Fp8Format format
 }
 
 /// The same of the weights [E, N, K], unless they have been rounded already.
-Tensor rounded_weight(Stream& stream, Pieces& pieces, const Tensor& w, const ProductScales& scales,
-                      const Fp8Matrix& rounded_before, float& inverse) {
-    Tensor numbers = rounded_before.codes;
-    if (rounded_before)
-        inverse *= *rounded_before.inverse;
+Tensor rounded_weight(Stream& stream, Pieces& pieces, const Operand& w, float& inverse) {
+    Tensor numbers = w.rounded.codes;
+    if (w.rounded)
+        inverse *= *w.rounded.inverse;
     else
-        numbers = rounded(stream, pieces, w, Fp8Format::e4m3, scales.w, inverse);
-    assert(numbers.dtype == w.dtype);
-    return Tensor(numbers.data, w.dtype, {w.shape[0], w.shape[1], w.shape[2]});
+        numbers = rounded(stream, pieces, w.values, Fp8Format::e4m3, w.scales->w, inverse);
+    const Tensor& of = w.values;
+    assert(numbers.dtype == of.dtype);
+    return Tensor(numbers.data, of.dtype, {of.shape[0], of.shape[1], of.shape[2]});
 }
 
 /// x[row_token[r]] for the rows of the experts.
@@ -115,9 +115,9 @@ void grouped_linear_forward_fp8(Stream& stream, const GroupedLinearForward& args
     // Of rows that no expert has, nothing is known.
     const Tensor known = args.row_token ? args.x : args.x.row_range(0, rows);
     const Tensor x =
-        gathered(pieces, rounded(stream, pieces, known, Fp8Format::e4m3, args.scales->x, factor),
+        gathered(pieces, rounded(stream, pieces, known, Fp8Format::e4m3, args.w.scales->x, factor),
                  args.row_token, R, rows);
-    const Tensor w = rounded_weight(stream, pieces, args.w, *args.scales, args.rounded, factor);
+    const Tensor w = rounded_weight(stream, pieces, args.w, factor);
     Stream rest = pieces.rest();
     grouped_linear_forward(rest, {.out = sums,
                                   .x = Tensor(x.data, x.dtype, {R, x.cols()}),
@@ -133,8 +133,8 @@ void grouped_linear_backward_input_fp8(Stream& stream, const GroupedLinearBackwa
     const Tensor sums = pieces.take(DType::fp32, R, args.dx.cols());
     float factor = 1;
     const Tensor dy = rounded(stream, pieces, args.dy.row_range(0, rows), Fp8Format::e5m2,
-                              args.scales->dy, factor),
-                 w = rounded_weight(stream, pieces, args.w, *args.scales, args.rounded, factor);
+                              args.w.scales->dy, factor),
+                 w = rounded_weight(stream, pieces, args.w, factor);
     Stream rest = pieces.rest();
     grouped_linear_backward_input(rest, {.dx = sums,
                                          .dy = Tensor(dy.data, dy.dtype, {R, dy.cols()}),

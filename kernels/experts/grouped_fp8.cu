@@ -338,21 +338,21 @@ void multiply(Stream& stream, const Product& p) {
 }  // namespace
 
 void grouped_linear_forward_fp8(Stream& stream, const GroupedLinearForward& args) {
-    multiply(stream, {args.out, args.x, args.w, args.offsets, args.row_token, args.bias,
-                      Fp8Format::e4m3, *args.scales, args.scales->x, args.rounded, false});
+    multiply(stream, {args.out, args.x, args.w.values, args.offsets, args.row_token, args.bias,
+                      Fp8Format::e4m3, *args.w.scales, args.w.scales->x, args.w.rounded, false});
 }
 
 void grouped_linear_backward_input_fp8(Stream& stream, const GroupedLinearBackwardInput& args) {
     multiply(stream, {args.dx,
                       args.dy,
-                      args.w,
+                      args.w.values,
                       args.offsets,
                       {},
                       {},
                       Fp8Format::e5m2,
-                      *args.scales,
-                      args.scales->dy,
-                      args.rounded,
+                      *args.w.scales,
+                      args.w.scales->dy,
+                      args.w.rounded,
                       true});
 }
 

@@ -513,16 +513,16 @@ void grouped_linear_forward(Stream& stream, const GroupedLinearForward& args) {
     const Profiled profiled(stream, cost_of(args));
     const int64_t R = args.out.rows(), N = args.out.cols(), K = args.x.cols(),
                   E = args.offsets.numel() - 1;
-    assert(are_experts(args.w, args.offsets, args.x.dtype, N, K));
+    assert(are_experts(args.w.values, args.offsets, args.x.dtype, N, K));
     assert(args.out.dtype == args.x.dtype || (args.out.dtype == DType::fp32 && !args.bias));
     assert(args.row_token ? args.row_token.numel() == R : args.x.rows() == R);
     assert(!args.bias || args.bias.numel() == E * N);
-    if (args.scales) return grouped_linear_forward_fp8(stream, args);
+    if (args.w.scales) return grouped_linear_forward_fp8(stream, args);
     TRAIN_GPT_ON_CUDA(stream.device, grouped_linear_forward(stream, args));
     with_float_type(args.x.dtype, [&](auto type) {
         multiply_rows<decltype(type)>(
             stream, {args.x.dtype, E, R, N, K}, GemmOp::nt,
-            {args.out, args.x, args.w, args.offsets, args.row_token, args.bias});
+            {args.out, args.x, args.w.values, args.offsets, args.row_token, args.bias});
     });
 }
 
@@ -530,14 +530,14 @@ void grouped_linear_backward_input(Stream& stream, const GroupedLinearBackwardIn
     const Profiled profiled(stream, cost_of(args));
     const int64_t R = args.dy.rows(), N = args.dy.cols(), K = args.dx.cols(),
                   E = args.offsets.numel() - 1;
-    assert(are_experts(args.w, args.offsets, args.dy.dtype, N, K));
+    assert(are_experts(args.w.values, args.offsets, args.dy.dtype, N, K));
     assert(args.dx.dtype == args.dy.dtype || args.dx.dtype == DType::fp32);
     assert(args.dx.rows() == R);
-    if (args.scales) return grouped_linear_backward_input_fp8(stream, args);
+    if (args.w.scales) return grouped_linear_backward_input_fp8(stream, args);
     TRAIN_GPT_ON_CUDA(stream.device, grouped_linear_backward_input(stream, args));
     with_float_type(args.dy.dtype, [&](auto type) {
         multiply_rows<decltype(type)>(stream, {args.dy.dtype, E, R, N, K}, GemmOp::nn,
-                                      {args.dx, args.dy, args.w, args.offsets});
+                                      {args.dx, args.dy, args.w.values, args.offsets});
     });
 }
 
@@ -581,14 +581,14 @@ double grouped_flops(int64_t R, int64_t N, int64_t K) {
 }  // namespace
 
 Cost cost_of(const GroupedLinearForward& a) {
-    return {
-        "grouped_linear_forward",
-        bytes_of(a.out) + bytes_of(a.x) + bytes_of(a.w) + bytes_of(a.bias) + bytes_of(a.row_token),
-        grouped_flops(a.out.rows(), a.out.cols(), a.x.cols())};
+    return {"grouped_linear_forward",
+            bytes_of(a.out) + bytes_of(a.x) + bytes_of(a.w.values) + bytes_of(a.bias) +
+                bytes_of(a.row_token),
+            grouped_flops(a.out.rows(), a.out.cols(), a.x.cols())};
 }
 
 Cost cost_of(const GroupedLinearBackwardInput& a) {
-    return {"grouped_linear_backward_input", bytes_of(a.dx) + bytes_of(a.dy) + bytes_of(a.w),
+    return {"grouped_linear_backward_input", bytes_of(a.dx) + bytes_of(a.dy) + bytes_of(a.w.values),
             grouped_flops(a.dy.rows(), a.dy.cols(), a.dx.cols())};
 }
 

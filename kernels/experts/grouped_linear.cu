@@ -225,7 +225,7 @@ void launch_rows(Stream& stream, const GroupedLinearForward& args) {
                         static_cast<unsigned>(ceil_div<int64_t>(n, tile)));
         rows_kernel<T, weight_along><<<grid, threads, 0, stream_of(stream)>>>(
             {static_cast<T*>(args.out.data), static_cast<const T*>(args.x.data),
-             static_cast<const T*>(args.w.data), static_cast<const T*>(args.bias.data),
+             static_cast<const T*>(args.w.values.data), static_cast<const T*>(args.bias.data),
              static_cast<const int32_t*>(args.offsets.data),
              static_cast<const int32_t*>(args.row_token.data), static_cast<int>(E),
              static_cast<int>(n), static_cast<int>(k)});

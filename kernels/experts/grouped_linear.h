@@ -14,23 +14,23 @@ namespace train_gpt {
 ///
 /// Where an operand x has a row_token, int32 [R], row r of the product reads x[row_token[r]], and x
 /// is [tokens, K]. Floating dtypes are equal (fp32 or bf16), except that on the CPU out and dx may
-/// be fp32 without a bias; products are summed in fp32. With scales the product is in fp8
-/// (grouped_fp8.h), and `rounded` may be w as it has been rounded before (Operand).
+/// be fp32 without a bias; products are summed in fp32. Where w has scales, the product is in fp8
+/// (grouped_fp8.h).
 
 /// out[r] = x[r]·w_eᵀ (+ bias_e). x [R, K], w [E, N, K], bias [E, N], out [R, N].
 struct GroupedLinearForward {
-    Tensor out, x, w, offsets;
+    Tensor out, x;
+    Operand w;
+    Tensor offsets;
     Tensor row_token = {}, bias = {};
-    const ProductScales* scales = nullptr;
-    Fp8Matrix rounded = {};
 };
 void grouped_linear_forward(Stream& stream, const GroupedLinearForward& args);
 
 /// dx[r] = dy[r]·w_e. dy [R, N], w [E, N, K], dx [R, K].
 struct GroupedLinearBackwardInput {
-    Tensor dx, dy, w, offsets;
-    const ProductScales* scales = nullptr;
-    Fp8Matrix rounded = {};
+    Tensor dx, dy;
+    Operand w;
+    Tensor offsets;
 };
 void grouped_linear_backward_input(Stream& stream, const GroupedLinearBackwardInput& args);
 
@@ -49,7 +49,7 @@ void grouped_linear_backward_weight(Stream& stream, const GroupedLinearBackwardW
 struct GroupedLinearShape {
     DType dtype = DType::fp32;
     int64_t E = 0, R = 0, N = 0, K = 0;
-    /// In fp8: calls may come without `rounded`, and round the weights themselves.
+    /// In fp8: calls may come without w.rounded, and round the weights themselves.
     bool rounds_weights = true;
 };
 /// The scratch memory that the three calls need; in fp8, too, where KernelSettings::fp8 says that

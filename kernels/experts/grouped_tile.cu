@@ -335,7 +335,8 @@ void launch_rows(Stream& stream, const GroupedLinearForward& args) {
         grid_for(stream, rows_kernel<weight_along>, rows_shared_bytes, tile_count);
     rows_kernel<weight_along><<<grid, threads, rows_shared_bytes, stream_of(stream)>>>(
         {static_cast<Element*>(args.out.data), static_cast<const Element*>(args.x.data),
-         static_cast<const Element*>(args.w.data), static_cast<const Element*>(args.bias.data),
+         static_cast<const Element*>(args.w.values.data),
+         static_cast<const Element*>(args.bias.data),
          static_cast<const int32_t*>(args.offsets.data),
          static_cast<const int32_t*>(args.row_token.data), static_cast<int>(E), static_cast<int>(n),
          static_cast<int>(args.x.cols())});
@@ -350,10 +351,10 @@ bool supports(DType dtype, int64_t N, int64_t K, const Tensors&... tensors) {
 }  // namespace
 
 bool tile_supports(const GroupedLinearForward& args) {
-    return supports(args.x.dtype, args.out.cols(), args.x.cols(), args.out, args.x, args.w);
+    return supports(args.x.dtype, args.out.cols(), args.x.cols(), args.out, args.x, args.w.values);
 }
 bool tile_supports(const GroupedLinearBackwardInput& args) {
-    return supports(args.dy.dtype, args.dy.cols(), args.dx.cols(), args.dx, args.dy, args.w);
+    return supports(args.dy.dtype, args.dy.cols(), args.dx.cols(), args.dx, args.dy, args.w.values);
 }
 bool tile_supports(const GroupedLinearBackwardWeight& args) {
     return supports(args.dy.dtype, args.dy.cols(), args.x.cols(), args.dw, args.dy, args.x);

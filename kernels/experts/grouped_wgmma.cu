@@ -312,7 +312,7 @@ bool launch_rows(Stream& stream, int block_n, const GroupedLinearForward& args) 
     const int64_t R = args.out.rows(), n = args.out.cols(), k = args.x.cols(),
                   E = args.offsets.numel() - 1;
     const auto in = map_of_rows(args.x, tile_rows);
-    const auto w = tensor_map({.data = args.w.data,
+    const auto w = tensor_map({.data = args.w.values.data,
                                .extents = {weight_along ? n : k, weight_along ? k : n, E},
                                .strides = {weight_along ? n : k, n * k},
                                .box_rows = weight_along ? depth : block_n});

@@ -21,7 +21,10 @@ const Family gpt_oss =
                              .biases = true},
                  .expert_keys = {.n_expert = "num_local_experts"},
                  .expert_names = {.router = "mlp.router", .only_stacked = true},
-                 .is_gpt_oss = true,
+                 .sinks = true,
+                 .clamped = true,
+                 .window = 128,
+                 .yarn = true,
                  .constants = R"({"output_router_logits": false, "router_aux_loss_coef": 0.001})"});
 
 }  // namespace train_gpt

@@ -25,9 +25,9 @@ void defaults(DecoderSpec& spec, const LlamaClass& of) {
     spec.rope.theta = of.rope_theta;
     spec.experts = of.experts;
     if (of.experts.shared_gate) spec.experts.n_ff_shared = spec.n_ff;
-    if (!of.is_gpt_oss) return;
-    spec.window = 128, spec.window_pattern = "SL";
-    spec.sinks = true, spec.clamped = ClampedSwiglu{};
+    if (of.window > 0) spec.window = of.window, spec.window_pattern = "SL";
+    spec.sinks = of.sinks;
+    if (of.clamped) spec.clamped = ClampedSwiglu{};
 }
 
 bool holds(const DecoderSpec& s, const LlamaClass& of) {
@@ -37,12 +37,12 @@ bool holds(const DecoderSpec& s, const LlamaClass& of) {
     return s.norm == Norm::rms && s.mlp == Mlp::swiglu && s.is_rotary() && has_biases &&
            s.qk_norm == of.qk_norm && s.attention_softcap == 0 && s.head_softcap == 0 &&
            !(of.n_head_divides_n_embd && s.n_embd % s.n_head != 0) &&
-           !(of.heads_fill_n_embd && s.n_embd != s.n_head * s.head_size) &&
-           s.sinks == of.is_gpt_oss && s.clamped.has_value() == of.is_gpt_oss &&
-           holds_windows(of.windows, s) && holds_experts(of.experts, of.expert_keys, s);
+           !(of.heads_fill_n_embd && s.n_embd != s.n_head * s.head_size) && s.sinks == of.sinks &&
+           s.clamped.has_value() == of.clamped && holds_windows(of.windows, s) &&
+           holds_experts(of.experts, of.expert_keys, s);
 }
 
-/// With the rotation that gpt-oss has where a file says nothing of it.
+/// With YaRN as gpt-oss has it, where a file says nothing of rotation.
 Json with_yarn(Json json) {
     if (!json.contains("rope_scaling") && !json.contains("rope_parameters"))
         json["rope_parameters"] = {
@@ -117,11 +117,11 @@ DecoderSpec read_config(const Family& family, const Json& json, const std::files
         settings.biases = file.flag(bias.key, bias.fallback) ? bias.if_true : Biases::none;
     read_windows(of.windows, json, path, settings);
     read_experts(of.experts, of.expert_keys, json, path, settings);
-    if (of.is_gpt_oss)
+    if (of.clamped)
         settings.clamped = {
             static_cast<float>(file.number("swiglu_alpha", settings.clamped.alpha)),
             static_cast<float>(file.number("swiglu_limit", settings.clamped.limit))};
-    read_rope(of.is_gpt_oss ? with_yarn(json) : json, path, settings, of.file.rope_theta);
+    read_rope(of.yarn ? with_yarn(json) : json, path, settings, of.file.rope_theta);
     try {
         return family.spec(settings, path.string());
     } catch (const Error& error) {
@@ -149,7 +149,7 @@ Json config(const DecoderSpec& spec, const LlamaClass& of) {
     if (of.bias_key.key) json[of.bias_key.key] = spec.biases != Biases::none;
     write_windows(of.windows, spec, json);
     write_experts(of.expert_keys, spec, json);
-    if (of.is_gpt_oss) {
+    if (of.clamped) {
         json["swiglu_alpha"] = as_written(spec.clamped->alpha);
         json["swiglu_limit"] = as_written(spec.clamped->limit);
     }

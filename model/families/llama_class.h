@@ -36,7 +36,9 @@ struct LlamaClass {
     ExpertSpec experts = {};
     ExpertKeys expert_keys = {};
     ExpertNames expert_names = {};
-    bool is_gpt_oss = false;  // sinks, clamped SwiGLU, and a window in every other layer
+    bool sinks = false, clamped = false;  // attention with sinks, and SwiGLU that is clamped
+    int window = 0;                       // of every other layer, if nothing else is said
+    bool yarn = false;                    // rotation where config.json says nothing of it
     /// `constants`: entries that config.json gets for all models of the family. `only`: further
     /// such entries, of which files with other values are refused, since the same weights then
     /// compute something else. Both are JSON objects.

@@ -98,4 +98,8 @@ int64_t context_bytes_sent(int64_t elements, DType dtype, int ranks) {
     return elements / ranks * (ranks - 1) * bytes;
 }
 
+int64_t counts_bytes_sent(int64_t counts, int ranks) {
+    return counts * int64_t{sizeof(int32_t)} * (ranks - 1);
+}
+
 }  // namespace train_gpt

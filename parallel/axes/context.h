@@ -1,5 +1,5 @@
-// The context axis: its ranks share each sequence, and gather the keys and values of all in every
-// layer.
+// The context axis: its ranks share each sequence, and gather the keys and values of all ranks in
+// every layer.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -85,8 +85,8 @@ class ContextGroup {
     std::unique_ptr<Exchange> exchange_;
 };
 
-/// Makes the group along the axis. Returns the exchanges of keys, values and their gradients, and
-/// at the end of the model the exchange of a token's logits.
+/// Makes the group along the axis. Returns the exchanges of keys, values and their gradients, the
+/// gathers of experts' counts, and at the end of the model the exchange of a token's logits.
 std::vector<StepCollective> collectives_of_context(const Mesh& mesh, const StepSizes& sizes);
 
 /// The bytes that each rank sends for a micro-batch in a layer, as Communicator counts them:
@@ -100,5 +100,9 @@ std::vector<StepCollective> collectives_of_context(const Mesh& mesh, const StepS
 ///   n   `elements` of the keys and values on all ranks: B·T·2·H_kv·D, for B sequences of T tokens
 ///   s   bytes of an element in `dtype`
 int64_t context_bytes_sent(int64_t elements, DType dtype, int ranks);
+
+/// The bytes that each rank sends to gather the counts of experts in a layer, for a balance loss:
+/// 4·counts·(ranks−1). counts: on one rank, B·E for B sequences and E experts.
+int64_t counts_bytes_sent(int64_t counts, int ranks);
 
 }  // namespace train_gpt

@@ -52,7 +52,7 @@ int64_t gathered_elements(const ParameterBuffers& buffers, const std::vector<Uni
         if (place != b) all += buckets[b].range.n;
         place = b;
     };
-    // After an update, those with which the next forward pass begins.
+    // After an update, the two buckets with which the next forward pass begins.
     for (size_t i = 0; i < std::min<size_t>(2, in_turn.size()); ++i) use(in_turn[i]);
     for (const UnitPass& pass : passes) {
         const int step = pass.first <= pass.last ? 1 : -1;

@@ -37,7 +37,8 @@ struct SharedSize {
 /// The first of these sizes that so many ranks cannot share, in words; nothing if they can share
 /// all.
 std::optional<SizeProblem> tensor_problem(const std::vector<SharedSize>& sizes, int ranks);
-/// Throws Error, with the nearest number of ranks that can share them, if there is such a size.
+/// Throws Error if so many ranks cannot share one of these sizes. The message has the nearest
+/// number of ranks that can share all.
 void require_shared(const std::vector<SharedSize>& sizes, int ranks);
 
 struct TensorOptions {
@@ -117,8 +118,9 @@ class TensorGroup {
     std::unique_ptr<Exchange> exchange_;
 };
 
-/// Makes the group along the axis. Returns the exchanges of a micro-batch's rows. At the end of the
-/// model, also returns the exchanges of the softmax's statistics and of a token's logits.
+/// Makes the group along the axis. Returns the exchanges of a micro-batch's rows, and of the sums
+/// of norms over the whole width of q and k. At the end of the model, also returns the exchanges of
+/// the softmax's statistics and of a token's logits.
 std::vector<StepCollective> collectives_of_tensor(const Mesh& mesh, const StepSizes& sizes);
 
 /// A micro-batch of `rows` tokens on `ranks` ranks, of a model of this width (n_embd).

@@ -247,6 +247,13 @@ double idle_micro_batches(PipelineKind kind, int ranks, int stages_per_rank) {
     return 0;
 }
 
+std::vector<int> PipelineSchedule::stages_of(int rank) const {
+    std::vector<int> own;
+    for (int stage = 0; stage < stages; ++stage)
+        if (rank_of(stage) == rank) own.push_back(stage);
+    return own;
+}
+
 int PipelineSchedule::peer_of(const PipelineAction& action) const {
     const bool later = action.work == PipelineWork::send_activation ||
                        action.work == PipelineWork::receive_gradient;

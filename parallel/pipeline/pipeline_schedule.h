@@ -46,6 +46,9 @@ bool holds_all_micro_batches(PipelineKind kind);
 /// same. With fewer micro-batches than ranks, zero_bubble idles longer.
 double idle_micro_batches(PipelineKind kind, int ranks, int stages_per_rank);
 
+/// The pipeline rank that computes a stage: with several stages on each rank they take turns.
+inline int rank_of_stage(int stage, int ranks) { return stage % ranks; }
+
 struct PipelineShape {
     PipelineKind kind = PipelineKind::one_f_one_b;
     int ranks = 1;            // p
@@ -97,7 +100,11 @@ struct PipelineSchedule {
     std::vector<PipelineRank> ranks;
     std::vector<int> slots;  // of each stage: the most that are taken at a time
 
-    int rank_of(int stage) const { return stage % shape.ranks; }
+    int rank_of(int stage) const { return rank_of_stage(stage, shape.ranks); }
+    /// Which of its rank's stages a stage is, from 0.
+    int index_of(int stage) const { return stage / shape.ranks; }
+    /// The stages of a rank, in the order of the model.
+    std::vector<int> stages_of(int rank) const;
     /// The rank at the other end of a send or receive.
     int peer_of(const PipelineAction& action) const;
 };

@@ -61,7 +61,7 @@ void BucketLayout::add_buckets(const std::vector<Parameter>& parameters, int fir
                                  [&](const Parameter& p) { return p.unit < unit; }) -
             parameters.begin());
     };
-    const size_t first = first_of(first_unit), behind = first_of(last_unit + 1);
+    const size_t first = first_of(first_unit), after = first_of(last_unit + 1);
     int64_t end = 0;  // relative to numel_
     Range added;
     // Among tensor-parallel ranks, the tensors whose gradients they add up are together.
@@ -71,7 +71,7 @@ void BucketLayout::add_buckets(const std::vector<Parameter>& parameters, int fir
     constexpr Group groups[] = {{false, false}, {false, true}, {true, true}, {true, false}};
     const auto adds = [&](const Parameter& p) { return p.held_by.ranks > 1 && p.adds_over_tensor; };
     for (const Group& group : groups) {
-        for (size_t i = first; i < behind; ++i) {
+        for (size_t i = first; i < after; ++i) {
             const int64_t n = parameters[i].padded_numel();
             const bool small = n < norm_block;
             if (small != group.small || adds(parameters[i]) != group.adds) continue;

@@ -61,8 +61,8 @@ void Gradients::begin_step(int micro_batches, int most) {
     std::fill(being_written_.begin(), being_written_.end(), false);
 }
 
-/// Before gradients of a unit are written for a micro-batch: those that were written to the same
-/// memory before may still be on their way.
+/// Before gradients of a unit are written for a micro-batch: earlier gradients in the same memory
+/// may still be on their way.
 void Gradients::make_room(Stream& stream, int unit) {
     if (!reduces_each() || !has_shards()) return;
     for (size_t b = buffers_.first_bucket(unit);

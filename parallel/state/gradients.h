@@ -73,7 +73,7 @@ class Gradients {
     }
     /// Calls `work` as soon as the sums of a bucket over all ranks are in its pieces: on a GPU with
     /// other ranks after the bucket's last reduction, concurrently with the backward pass of
-    /// earlier blocks; else in finish().
+    /// earlier blocks; else, and for a tied embedding's bucket always, in finish().
     void when_summed(std::function<void(Stream&, size_t bucket)> work) {
         when_summed_ = std::move(work);
     }
@@ -92,7 +92,7 @@ class Gradients {
     void make_room(Stream& stream, int unit);
     void add_over_ranks(Stream& stream, const GradientSum& sum);
     void add_over_ends(Stream& stream);
-    /// The sums of a bucket are complete only after finish().
+    /// The sums of a bucket are complete only in finish().
     bool completes_late(size_t bucket) const { return ends_sum_ && ends_sum_->has(bucket); }
     /// How often units of a bucket become ready in a micro-batch, and in a step.
     int units_of(size_t b) const { return buckets()[b].last_unit - buckets()[b].first_unit + 1; }

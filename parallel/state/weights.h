@@ -1,6 +1,6 @@
 // The weights of a training run as a model uses them: leased unit by unit, gathered bucket by
-// bucket beside the model's work. Offload, codes of fp8 and packed copies hang on the same two
-// calls, acquire() and prefetch().
+// bucket beside the model's work. acquire() also makes the codes of products in fp8
+// (rounded_weights.h).
 #pragma once
 #include <cassert>
 #include <cstddef>

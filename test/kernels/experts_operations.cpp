@@ -425,10 +425,9 @@ std::vector<Operation> experts_operations() {
              [](Stream& stream, const Call& c) {
                  grouped_linear_forward(stream, {.out = c["out"],
                                                  .x = c["x"],
-                                                 .w = c["w"],
+                                                 .w = {c["w"], &current},
                                                  .offsets = c["offsets"],
-                                                 .row_token = c["row_token"],
-                                                 .scales = &current});
+                                                 .row_token = c["row_token"]});
              },
          .reference =
              [](const Operands& o) {
@@ -451,9 +450,8 @@ std::vector<Operation> experts_operations() {
              [](Stream& stream, const Call& c) {
                  grouped_linear_backward_input(stream, {.dx = c["dx"],
                                                         .dy = c["dy"],
-                                                        .w = c["w"],
-                                                        .offsets = c["offsets"],
-                                                        .scales = &current});
+                                                        .w = {c["w"], &current},
+                                                        .offsets = c["offsets"]});
              },
          .reference =
              [](const Operands& o) {

@@ -138,21 +138,16 @@ struct Layer {
     void forward(Stream& stream, const Buffer& out, Tensor weight, const Fp8Matrix& of_w) const {
         grouped_linear_forward(stream, {.out = out,
                                         .x = x,
-                                        .w = weight,
+                                        .w = {weight, &products, of_w},
                                         .offsets = offset_tensor(),
                                         .row_token = row_token(),
-                                        .bias = bias,
-                                        .scales = &products,
-                                        .rounded = of_w});
+                                        .bias = bias});
     }
     void backward_input(Stream& stream, const Buffer& dx, Tensor weight,
                         const Fp8Matrix& of_w) const {
-        grouped_linear_backward_input(stream, {.dx = dx,
-                                               .dy = dy,
-                                               .w = weight,
-                                               .offsets = offset_tensor(),
-                                               .scales = &products,
-                                               .rounded = of_w});
+        grouped_linear_backward_input(
+            stream,
+            {.dx = dx, .dy = dy, .w = {weight, &products, of_w}, .offsets = offset_tensor()});
     }
     Values with_bias(Values out) const {
         for (int64_t e = 0; e < E; ++e)

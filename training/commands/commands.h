@@ -20,7 +20,7 @@ int sample(const CommandLine& line);
 /// Writes a page about what a trained model computes of a text.
 int look(const CommandLine& line);
 
-/// Prints the validation loss and HellaSwag accuracy of a trained model.
+/// Prints the validation loss of a trained model, or its scores on tasks.
 int eval(const CommandLine& line);
 
 /// Writes a page about runs, or compares two.

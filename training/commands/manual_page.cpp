@@ -2,8 +2,8 @@
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
+#include "base/version.h"
 #include "training/commands/command_texts.h"
-#include "training/commands/version.h"
 #include "training/config/config_help.h"
 
 namespace train_gpt {

@@ -9,7 +9,7 @@
 #include "training/commands/command_options.h"
 #include "training/commands/command_texts.h"
 #include "training/commands/misplaced_keys.h"
-#include "training/commands/version.h"
+#include "training/commands/version_report.h"
 
 namespace train_gpt {
 

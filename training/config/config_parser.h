@@ -13,7 +13,7 @@ namespace train_gpt {
 void read_config(Config& config, const std::string& text, const std::string& name);
 
 /// Applies "section.key=value" of --set. The value is JSON; a text may have no quotes. Throws as
-/// read_config(), and UsageError if there is no value. `option`: the one that gave the text.
+/// read_config(), and UsageError if there is no value. `option`: what gave the text.
 void apply_override(Config& config, const std::string& text, const std::string& option = "--set");
 
 }  // namespace train_gpt

@@ -18,7 +18,7 @@ int64_t step_multiple(const Config& config, int data_ranks);
 /// tokens, ascending; of a given one, only that.
 std::vector<int> feeding_micro_batches(const Config& config, int64_t most_tokens, int ranks);
 
-/// Whether there are any.
+/// Whether feeding_micro_batches() finds one.
 bool can_feed(const Config& config, int data_ranks);
 
 /// Throws Error where tensor-parallel ranks cannot share the rows of a micro-batch of B sequences

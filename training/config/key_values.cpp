@@ -1,4 +1,4 @@
-// Of config_keys.h: the values of keys, and their rules for people.
+// Implements a part of config_keys.h: the values of keys, and their rules for people.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

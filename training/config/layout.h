@@ -129,7 +129,7 @@ StepNumbers sums_of_step(const RunShape& shape);
 /// The gradients that are added up in a step, for exact sums: a micro-batch gives one on each
 /// context-parallel rank. Throws Error if they are too many.
 int64_t contributions_of_step(const RunShape& shape);
-/// What is wrong with their number; empty if nothing is.
+/// What is wrong with the number of these gradients; empty if nothing is.
 std::string contributions_problem(const Config& config);
 /// The sizes of a step's exchanges. micro_batches: the possible numbers of sequences in a
 /// micro-batch, in ascending order. The first and the last are taken, and between them each number

@@ -1,4 +1,4 @@
-// Of config_keys.h: the rows of the section `model`.
+// Implements a part of config_keys.h: the rows of the section `model`.
 #include "training/config/key_rules.h"
 
 #define KEY TRAIN_GPT_KEY

@@ -134,7 +134,7 @@ class Passes {
 
   private:
     size_t ranks() const { return static_cast<size_t>(on_.mesh.size(Axis::data)); }
-    /// Of the rank's items.
+    /// The first row of the rank's items.
     size_t first_row(size_t rank) const { return first_[(first_.size() - 1) * rank / ranks()]; }
     void fill(size_t begin, size_t end);
     void score(std::span<AnswerLosses> losses);

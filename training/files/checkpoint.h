@@ -4,11 +4,12 @@
 //   config.json, model.safetensors         weights in the compute dtype: model_folder.h
 //   generation_config.json                 if the run began with a model that has one
 //   tokenizer.json, tokenizer_config.json  if the run has a tokenizer
-//   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments of what rank R updates:
+//   optimizer-RRRRR-of-WWWWW.safetensors   masters and the optimizer's slots of rank R:
 //                                          optimizer_files.h. Any number of ranks can read them.
 //   train_gpt.json                         the configuration of the run
 //   choices.json                           what the run chose for its machine: kept_choices.h
 //   grids.safetensors                      with exact sums: grids_file.h
+//   fp8.safetensors                        with delayed scaling of fp8: fp8_file.h
 //   spikes.json                            the last losses and norms: spikes_file.h
 //   routers.json                           with experts: routers_file.h
 //   position.json                          what the run has read of its data: position.h
@@ -156,7 +157,7 @@ RunPosition checkpoint_position(const std::filesystem::path& checkpoint);
 /// The configuration of the run that wrote a checkpoint.
 Config checkpoint_config(const std::filesystem::path& checkpoint);
 
-/// Loads masters and moments from the optimizer's files into a training store. The run then
+/// Loads masters and the optimizer's slots from its files into a training store. The run then
 /// continues bit for bit. The files may be from any number of ranks; a store that holds shards
 /// reads its shards from them. The weights of other ranks' shards must be gathered afterwards.
 void load_training_state(const std::filesystem::path& checkpoint, ParameterStore& parameters,

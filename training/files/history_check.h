@@ -27,7 +27,7 @@ CheckpointRecords checkpoint_records(const HistoryChain& history);
 /// another run's, whose history is elsewhere.
 std::string foreign_checkpoint(const Json& start, const HistoryChain& before);
 
-/// The first start of the run whose checkpoint is not the one that the history records for its
+/// The first start of the run whose checkpoint differs from what the history records for its
 /// step, or is foreign (foreign_checkpoint()). Nothing if there is none.
 std::optional<HistoryBreak> broken_start(const HistoryChain& history);
 

@@ -18,7 +18,7 @@ constexpr const char* provenance_file = "provenance.json";
 std::string model_card(const Json& made, const DecoderSpec& spec, StoredType dtype);
 
 /// Writes both files into the folder of a model that was exported from a checkpoint of a run. The
-/// history is the one of the checkpoint's run, if the checkpoint lies in its folder. Nothing is
+/// history comes from the checkpoint's run, if the checkpoint lies in its folder. Nothing is
 /// written for a model that is not a checkpoint.
 ///
 /// provenance.json: the program, the checkpoint's step and the SHA-256 of its manifest, "history"

@@ -13,10 +13,10 @@
 #include "base/file.h"
 #include "base/json_text.h"
 #include "base/path.h"
+#include "base/version.h"
 #include "dataloader/manifest.h"
 #include "device/processor.h"
 #include "parallel/together.h"
-#include "training/commands/version.h"
 #include "training/config/config_text.h"
 #include "training/files/checkpoint.h"
 

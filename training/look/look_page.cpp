@@ -9,7 +9,7 @@
 #include "base/formatted.h"
 #include "base/json_text.h"
 #include "base/printable.h"
-#include "training/commands/version.h"
+#include "base/version.h"
 #include "training/look/attention_text.h"
 #include "training/report/html_text.h"
 // Made from training/report/page.css, look.html, look.css and look.js (Makefile).

@@ -58,9 +58,9 @@ struct Fit {
 /// GPU), beyond which nothing is gained, or one sequence where that is longer.
 ///
 /// If memory.offload is "auto", four ways are compared: nothing, activations, the optimizer, both.
-/// Each way has the choices that it would have if it were given. A GPU takes the fastest of those
-/// that fit, where the optimizer and activations count as 5 % each. Without speeds it takes the
-/// first one that fits.
+/// Each way has the choices that it would have if it were given. A GPU takes the fastest
+/// way that fits, where the optimizer and activations count as 5 % each. Without speeds it takes
+/// the first way that fits.
 ///
 /// If nothing fits: the choice that needs the least memory among the choices that fit into the
 /// host's memory. Throws Error where a step cannot feed all ranks; the message says what can.

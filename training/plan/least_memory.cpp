@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 
+#include "parallel/pipeline/pipeline_schedule.h"
 #include "training/optimizer.h"
 
 namespace train_gpt {
@@ -70,7 +71,7 @@ double LeastMemory::bytes(const RunShape& shape, const std::vector<int>& layers)
     int layer = 0;
     for (size_t stage = 0; stage < layers.size(); ++stage)
         for (const int end = layer + layers[stage]; layer < end; ++layer) {
-            Rank& rank = ranks[stage % ranks.size()];
+            Rank& rank = ranks[static_cast<size_t>(rank_of_stage(static_cast<int>(stage), p))];
             rank.state += layers_[static_cast<size_t>(layer)];
             rank.width += kept_width(shape.spec.layer(layer), shape.recompute, offload.activations);
         }

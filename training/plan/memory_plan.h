@@ -12,7 +12,7 @@
 
 namespace train_gpt {
 
-/// From the one that keeps the most to the one that keeps the least.
+/// From the level that keeps the most to the level that keeps the least.
 inline constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
                                                  Recompute::block};
 
@@ -41,7 +41,7 @@ DeviceAndHost most_memory(const RunShape& shape, const Device& device);
 /// what takes how much.
 Arena allocate(const Arena& plan);
 
-/// "staging" and "saving" are in host memory where the device is a GPU.
+/// "staging", "offloaded" and "saving" are in host memory where the device is a GPU.
 std::string label_of(Purpose purpose, const Device& device);
 /// Memory by purpose, one line each, and the total.
 std::string memory_table(const Arena& plan);

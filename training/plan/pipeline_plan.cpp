@@ -47,8 +47,8 @@ std::string pipeline_table(const RunShape& shape, const std::vector<DeviceAndHos
         "memory", "bubble", "layers", "micro-batches in flight");
     for (int r = 0; r < p; ++r) {
         std::string of_layers, in_flight;
-        for (int stage = r; stage < schedule.stages; stage += p) {
-            const char* plus = stage == r ? "" : "+";
+        for (const int stage : schedule.stages_of(r)) {
+            const char* plus = schedule.index_of(stage) == 0 ? "" : "+";
             of_layers += concat(plus, layers[static_cast<size_t>(stage)]);
             in_flight += concat(plus, schedule.slots[static_cast<size_t>(stage)]);
         }

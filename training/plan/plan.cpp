@@ -277,7 +277,7 @@ std::string available_text(const PlanTarget& target, uint64_t bytes, int world) 
 
 PlanReport plan_report(const Config& given, const PlanTarget& target, int world) {
     const Device& device = target.device;
-    // Of a GPU of which only the memory is known, nobody knows what it can do.
+    // Where only a GPU's memory is known, nobody knows what the GPU can do.
     const bool is_known = target.is_here() || target.flops > 0;
     if (const std::string problem = fp8_problem(
             given, target.is_here() && device.is_cuda() ? device_name(device) : target.gpu,

@@ -14,8 +14,8 @@ struct Speeds {
     double host = 0;   // bytes per second between a GPU and its host, in each direction
 };
 
-/// Of how many of a rank's layers the inputs come back from the host: all but the last three, which
-/// are still on the device. In a pipeline other micro-batches pass in between, and all come back.
+/// How many of a rank's layers get their inputs back from the host: all but the last three, whose
+/// inputs are still on the device. In a pipeline other micro-batches pass in between: all layers.
 double layers_from_host(const RunShape& shape);
 
 /// The time of a step on its busiest rank: in seconds, or without speeds in units of a token.

@@ -11,6 +11,7 @@
 #include "parallel/group_ctas.h"
 #include "parallel/state/gradient_sums.h"
 #include "training/plan/step_time.h"
+#include "training/plan/traffic.h"
 #include "training/plan/update_work.h"
 
 namespace train_gpt {
@@ -59,7 +60,9 @@ class WorkBuilder {
         if (product_peak_ == 0)
             throw Error("the cluster ", cluster.name, " has no products of ",
                         options.fp8 ? "fp8" : name_of(shape.dtype),
-                        "; choose another one, or give the rate in its file");
+                        !cluster.is_cuda() && options.fp8
+                            ? "; a CPU computes them in other types, more slowly"
+                            : "; choose another one, or give the rate in its file");
         other_products_ = e_.products;
         if (options.fp8) find_fp8_products();
     }
@@ -279,18 +282,12 @@ class WorkBuilder {
             unit.backward_inputs.*kind += 0.6 * seconds;
         };
         if (tensor.ranks > 1 && !is_free(Axis::tensor)) {
-            const int64_t sent =
-                tensor_bytes_sent({.rows = tokens_,
-                                   .ranks = tensor.ranks,
-                                   .width = shape_.spec.n_embd,
-                                   .dtype = shape_.dtype,
-                                   .recomputes_block = shape_.recompute == Recompute::block,
-                                   .keep_gathered = shape_.config.parallel.tensor_keep_gathered,
-                                   .halves_apart = halves_apart_,
-                                   .layers = 1,
-                                   .layers_with_sums = layer.qk_norm == QkNormKind::width,
-                                   .has_embedding = false,
-                                   .has_head = false});
+            TensorTraffic of_layer = tensor_traffic(shape_, tokens_, halves_apart_);
+            of_layer.layers = 1;
+            of_layer.layers_with_sums = layer.qk_norm == QkNormKind::width;
+            const int64_t sent = tensor_bytes_sent(of_layer);
+            // A layer has 8 to 13 exchanges, by recomputation, kept rows and halves. The tables'
+            // efficiencies were fitted with 9.
             constexpr int exchanges = 9;
             const double of_one = static_cast<double>(sent) / exchanges;
             const int chunks = shape_.config.parallel.tensor_chunks;
@@ -412,7 +409,7 @@ class WorkBuilder {
     double other_products_ = 0;  // share of the peak that products beside fp8 reach
     Offload offload_;
     bool halves_apart_ = false;
-    // Of each layer; empty: none is.
+    // For each layer; empty: none is.
     std::vector<std::array<bool, block_products>> in_fp8_;
     bool fp8_weight_gradients_ = true, fp8_experts_weight_gradients_ = true;
     bool rounds_weights_ = false;  // as this program does

@@ -8,12 +8,13 @@ namespace train_gpt {
 namespace {
 
 /// The weights that a pipeline rank's actions acquire, in order.
-std::vector<UnitPass> passes_of(const PipelineRank& rank, const RankRegistry& registry,
-                                int pipeline_ranks) {
+std::vector<UnitPass> passes_of(const PipelineSchedule& schedule, int rank,
+                                const RankRegistry& registry) {
     std::vector<UnitPass> passes;
-    for (const PipelineAction& action : rank.actions) {
+    for (const PipelineAction& action : schedule.ranks[static_cast<size_t>(rank)].actions) {
         if (!is_compute(action.work) || action.work == PipelineWork::backward_weights) continue;
-        const Registry& stage = registry.stages[static_cast<size_t>(action.stage / pipeline_ranks)];
+        const Registry& stage =
+            registry.stages[static_cast<size_t>(schedule.index_of(action.stage))];
         const UnitPass forward{stage.first_unit(), stage.last_unit()};
         passes.push_back(
             action.work == PipelineWork::forward ? forward : UnitPass{forward.last, forward.first});
@@ -31,46 +32,48 @@ int64_t context_bytes(const RunShape& shape, const RankRegistry& registry, int64
             const LayerSpec layer = part.layer(stage.first_layer + l);
             bytes += context_bytes_sent(tokens * 2 * layer.kv_width(), shape.dtype, ranks);
             if (layer.experts && gathers_counts(shape))
-                bytes += int64_t{shape.config.batch.micro_batch} * layer.experts.n_expert *
-                         int64_t{sizeof(int32_t)} * (ranks - 1);
+                bytes += counts_bytes_sent(
+                    int64_t{shape.config.batch.micro_batch} * layer.experts.n_expert, ranks);
         }
     return bytes;
 }
 
-/// The same for a context-parallel rank's tokens.
+/// What the layers of a rank send along the tensor axis, for each micro-batch of which the rank's
+/// context place has so many tokens.
 int64_t tensor_bytes(const RunShape& shape, const RankRegistry& registry, int64_t tokens,
                      bool halves_apart) {
-    int layers = 0, layers_with_sums = 0;
+    TensorTraffic sent = tensor_traffic(shape, tokens, halves_apart);
     for (const Registry& stage : registry.stages)
-        for (int l = 0; l < static_cast<int>(stage.blocks.size()); ++l, ++layers)
+        for (int l = 0; l < static_cast<int>(stage.blocks.size()); ++l, ++sent.layers)
             if (shape.spec.layer(stage.first_layer + l).qk_norm == QkNormKind::width)
-                ++layers_with_sums;
-    return tensor_bytes_sent({.rows = tokens,
-                              .ranks = shape.mesh.size(Axis::tensor),
-                              .width = shape.spec.n_embd,
-                              .dtype = shape.dtype,
-                              .recomputes_block = shape.recompute == Recompute::block,
-                              .keep_gathered = shape.config.parallel.tensor_keep_gathered,
-                              .halves_apart = halves_apart,
-                              .layers = layers,
-                              .layers_with_sums = layers_with_sums,
-                              .has_embedding = registry.stages.front().begins_model(),
-                              .has_head = registry.stages.back().ends_model()});
+                ++sent.layers_with_sums;
+    sent.has_embedding = registry.stages.front().begins_model();
+    sent.has_head = registry.stages.back().ends_model();
+    return tensor_bytes_sent(sent);
 }
 
 /// What a rank sends of its state: gradients, weights and sums.
 Traffic traffic_of_state(const RunShape& shape, const PipelineSchedule& schedule, int rank,
                          const RankRegistry& registry, bool of_any_rank = false) {
-    const PipelineRank& actions =
-        schedule.ranks[static_cast<size_t>(shape.mesh.at(Axis::pipeline, rank))];
     Arena counting = Arena::counting(Device{});
     const ParameterBuffers buffers(counting, registry.parameters, shape.dtype,
                                    ParameterBuffers::Use::training, sharding_of(shape, rank));
-    return state_traffic(shape.mesh, buffers, passes_of(actions, registry, schedule.shape.ranks),
+    return state_traffic(shape.mesh, buffers,
+                         passes_of(schedule, shape.mesh.at(Axis::pipeline, rank), registry),
                          schedule.shape.micro_batches, sums_of_step(shape), of_any_rank);
 }
 
 }  // namespace
+
+TensorTraffic tensor_traffic(const RunShape& shape, int64_t tokens, bool halves_apart) {
+    return {.rows = tokens,
+            .ranks = shape.mesh.size(Axis::tensor),
+            .width = shape.spec.n_embd,
+            .dtype = shape.dtype,
+            .recomputes_block = shape.recompute == Recompute::block,
+            .keep_gathered = shape.config.parallel.tensor_keep_gathered,
+            .halves_apart = halves_apart};
+}
 
 Traffic step_traffic(const RunShape& shape, const PipelineSchedule& schedule, int rank,
                      bool of_any_rank) {

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/formatted.h"
-#include "training/commands/version.h"
+#include "base/version.h"
 #include "training/report/html_text.h"
 #include "training/report/page_data.h"
 #include "training/report/page_provenance.h"

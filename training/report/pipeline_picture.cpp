@@ -133,7 +133,7 @@ class Picture {
 
   private:
     double x(double time) const { return left + (time - origin_) * scale_; }
-    int turn_of(int stage) const { return stage / schedule_.shape.ranks; }
+    int turn_of(int stage) const { return schedule_.index_of(stage); }
     int turns() const { return schedule_.stages / schedule_.shape.ranks; }
     Color color_of(const PipelineAction& action) const {
         if (action.work == PipelineWork::backward_weights) return weights_color;

@@ -41,9 +41,9 @@ class RankStarter {
     /// A selfcheck of all ranks together.
     Selfcheck check_together(const std::vector<HostRanks>& ranks);
 
-    /// Why the run does not fit on `world` ranks, by `plan` on the host of some of them; empty if it
-    /// fits. First with the micro-batch that the run has kept, with which its bits stay the same,
-    /// then with any.
+    /// Why the run does not fit on `world` ranks, by `plan` on the host of some of them; empty if
+    /// it fits. First with the micro-batch that the run has kept, with which its bits stay the
+    /// same, then with any.
     std::string plan_on(const HostRanks& part, int world);
 
   private:

@@ -17,7 +17,7 @@ const char* name_of(Measure measure);
 struct RunRecord {
     bool complete = false;  // the run's last start ended as complete
     int64_t step = 0;       // of the newest checkpoint; 0: there is none
-    /// Of a complete run: the last evaluation, or training_loss_before().
+    /// The last evaluation of a complete run, or training_loss_before().
     double loss = std::nan("");
 };
 /// Reads a run's folder. Where there is none, nothing has been done. `first`: the step after which

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/formatted.h"
-#include "training/commands/version.h"
+#include "base/version.h"
 #include "training/report/html_text.h"
 // Made from page.css (Makefile).
 #include "training/report/page_files.h"

@@ -1,4 +1,4 @@
-// The program's version, and what it was built with.
+// The program's version.
 #pragma once
 #include <string>
 
@@ -6,8 +6,5 @@ namespace train_gpt {
 
 /// "0.9.0 (abc1234)": the number in the file VERSION, and the commit if it is known.
 std::string version();
-
-/// For --version: version, build, libraries, devices found; several lines.
-std::string version_report();
 
 }  // namespace train_gpt

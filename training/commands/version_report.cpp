@@ -1,17 +1,12 @@
-#include "training/commands/version.h"
+#include "training/commands/version_report.h"
 
 #include "base/error.h"
+#include "base/version.h"
 #include "dataloader/decompress.h"
 #include "device/device.h"
 #include "parallel/world.h"
 
-#ifndef TRAIN_GPT_VERSION
-#define TRAIN_GPT_VERSION "unknown"
-#endif
-
 namespace train_gpt {
-
-std::string version() { return TRAIN_GPT_VERSION; }
 
 std::string version_report() {
     return concat("train_gpt ", version(), "\n", "built with ",
