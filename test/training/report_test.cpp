@@ -784,6 +784,44 @@ TEST_CASE("a report that follows a run shows what a new one would", "[report]") 
     CHECK(followed[0].training().rows() == 1);
 }
 
+TEST_CASE("a report that follows a run sees that its files were replaced by longer ones",
+          "[report]") {
+    const TemporaryDirectory directory;
+    const bool is_renamed = GENERATE(true, false);  // or another file has the same inode
+    const MadeRun run(directory / "run", {.lines = 20});
+    const auto replace = [&](const std::string& file, const std::string& text) {
+        if (!is_renamed) return write(file, text);
+        write(file + ".tmp", text);
+        fs::rename(file + ".tmp", file);
+    };
+    const auto history = [](const char* reason) {
+        return lines_of({{{"event", "start"}, {"step", 0}, {"resumes", true}, {"time", 1}},
+                         {{"event", "end"}, {"step", 20}, {"reason", reason}, {"time", 2}}});
+    };
+    write(run.history(), history("SIGTERM"));
+    std::vector<RecordedRun> followed = opened({run.path()});
+    // The run was killed, goes on from a checkpoint of step 5 and outgrows what was there.
+    const MadeRun other(directory / "other", {.lines = 40});
+    const std::string before = read(run.metrics()), after = read(other.metrics());
+    size_t kept = 0;
+    for (int line = 0; line < 5; ++line) kept = before.find('\n', kept) + 1;
+    size_t replaced = 0;
+    for (int line = 0; line < 5; ++line) replaced = after.find('\n', replaced) + 1;
+    replace(run.metrics(), before.substr(0, kept) + after.substr(replaced));
+    replace(run.history(), history("a longer reason than before"));
+    followed[0].update();
+    CHECK(followed[0].training().rows() == 40);
+    CHECK(followed[0].history().size() == 2);
+    CHECK(page_data(followed, 600) == page_data(opened({run.path()}), 600));
+    CHECK(followed[0].notes() == opened({run.path()})[0].notes());
+    // A file that was copied again, without a change
+    replace(run.metrics(), read(run.metrics()));
+    replace(run.history(), read(run.history()));
+    followed[0].update();
+    CHECK(page_data(followed, 600) == page_data(opened({run.path()}), 600));
+    CHECK(followed[0].history().size() == 2);
+}
+
 TEST_CASE("a report that follows a long run keeps few of its rows, and every extreme", "[report]") {
     const TemporaryDirectory directory;
     const size_t most = static_cast<size_t>(random_int(60, 400));

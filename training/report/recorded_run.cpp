@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -195,19 +196,27 @@ std::string RecordedRun::name() const {
     return name.empty() ? folder_.string() : name;
 }
 
-template <class Take>
-void RecordedRun::read_lines(const char* name, Lines& lines, const Take& take) {
+template <class Clear, class Take>
+void RecordedRun::read_lines(const char* name, Lines& lines, const Clear& clear, const Take& take) {
     const fs::path path = folder_ / name;
-    if (!fs::exists(path)) return;
+    struct stat now {};
+    if (::stat(path.c_str(), &now) != 0) return;
     const MappedFile file(path);
-    std::string_view text = file.text();
-    lines.reset = text.size() < lines.read;
-    if (lines.reset) lines = {.reset = true};
+    std::string_view text = file.text(), last;
+    // A run that resumes puts another file in the place of this one. The other file may be longer,
+    // and may even have the same inode.
+    const bool is_same = now.st_dev == lines.device && now.st_ino == lines.inode &&
+                         text.size() >= lines.read &&
+                         text.substr(0, lines.read).ends_with(lines.last);
+    if (lines.read > 0 && !is_same) lines = {.replaced = true};
+    lines.device = now.st_dev, lines.inode = now.st_ino;
     text.remove_prefix(lines.read);
     for (size_t end; (end = text.find('\n')) != std::string_view::npos;
          text.remove_prefix(end + 1)) {
         lines.read += end + 1;
         ++lines.count;
+        if (std::exchange(lines.replaced, false)) clear();
+        last = text.substr(0, end + 1);
         const std::string_view line = text.substr(0, end);
         if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
         const Json json = try_parse_json(line);
@@ -217,6 +226,7 @@ void RecordedRun::read_lines(const char* name, Lines& lines, const Take& take) {
             lines.first_bad = lines.count;
     }
     lines.half = !text.empty();
+    if (!last.empty()) lines.last = last;
 }
 
 void RecordedRun::take_metrics(const Json& line) {
@@ -232,20 +242,22 @@ void RecordedRun::take_metrics(const Json& line) {
 }
 
 void RecordedRun::update() {
-    bool first = true;
-    read_lines(metrics_file, metrics_lines_, [&](const Json& line) {
-        if (std::exchange(first, false) && metrics_lines_.reset) training_ = evaluations_ = {};
-        take_metrics(line);
-    });
-    read_lines(history_file, history_lines_, [&](const Json& line) {
-        if (line.value("event", Json()) == "start" && line.value("resumes", Json()) == false)
-            history_.clear();
-        history_.push_back(line);
-    });
-    read_lines(supervisor_events_file, supervisor_lines_,
-               [&](const Json& line) { supervised_.push_back(line); });
-    read_lines(routers_log_file, routers_lines_,
-               [&](const Json& line) { add_snapshot(routers_, line); });
+    read_lines(
+        metrics_file, metrics_lines_, [&] { training_ = evaluations_ = {}; },
+        [&](const Json& line) { take_metrics(line); });
+    read_lines(
+        history_file, history_lines_, [&] { history_.clear(); },
+        [&](const Json& line) {
+            if (line.value("event", Json()) == "start" && line.value("resumes", Json()) == false)
+                history_.clear();
+            history_.push_back(line);
+        });
+    read_lines(
+        supervisor_events_file, supervisor_lines_, [&] { supervised_.clear(); },
+        [&](const Json& line) { supervised_.push_back(line); });
+    read_lines(
+        routers_log_file, routers_lines_, [&] { routers_.clear(); },
+        [&](const Json& line) { add_snapshot(routers_, line); });
     read_documents();
     active_ = is_active(folder_);
 }

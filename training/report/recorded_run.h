@@ -107,10 +107,14 @@ class RecordedRun {
         int64_t bad = 0;        // lines among these that are not JSON objects
         int64_t first_bad = 0;  // counted from 1
         bool half = false;      // the last line has no end
-        bool reset = false;     // the file was replaced, and is read from its beginning
+        // What shows that the file is still the one that was read, and not another one in its place:
+        uint64_t device = 0, inode = 0;
+        std::string last = {};  // the last line that was read
+        bool replaced = false;  // it is another file, of which no line has been read yet
     };
-    template <class Take>
-    void read_lines(const char* file, Lines& lines, const Take& take);
+    /// clear: forgets the lines of a file that was replaced.
+    template <class Clear, class Take>
+    void read_lines(const char* file, Lines& lines, const Clear& clear, const Take& take);
     void take_metrics(const Json& line);
     void read_documents();
     void resolve_config();
