@@ -399,6 +399,29 @@ TEST_CASE("lines that no run wrote are left out, and the report says so", "[repo
     CHECK(contains(again, "the loss of run was not finite at step 41"));
     CHECK(contains(again, "config.json is not valid JSON"));
     CHECK(contains(read(run.path() + "/report.html"), "config.json is not valid JSON"));
+
+    // Numbers whose quotients and sums are not finite: the page's data are JSON nonetheless.
+    const std::string huge =
+        R"("tokens_per_second":1e300,"peak_fraction":1e-300,"compute_ms":1.7e308,)"
+        R"("communication_ms":1.7e308,"grad_norm":1.7e308,"seconds":1.7e308,"loss":1.7e308})";
+    std::string lines = text;
+    for (int step = 41; step <= 100; ++step) lines += concat("{\"step\":", step, ",", huge, "\n");
+    write(run.metrics(), lines);
+    const nlohmann::json data = data_of(report_page(opened({run.path()}))).at("runs").at(0);
+    CHECK(data.at("limit").get<double>() <= 4000);  // that of the other lines
+    for (const auto& shares : data.at("shares"))
+        for (const auto& share : shares) CHECK((share.is_number() || share.is_array()));
+    CHECK(decoded(data.at("curves").at("loss_mean")).size() == 40);
+    CHECK_FALSE(contains(loss_picture(opened({run.path()})), "nan"));
+    // Equal losses, of any size
+    for (const char* loss : {"0", "2.5", "1e7", "1e25"}) {
+        write(run.metrics(),
+              concat("{\"step\":1,\"loss\":", loss, "}\n{\"step\":2,\"loss\":", loss, "}\n"));
+        const std::string picture = loss_picture(opened({run.path()}));
+        CAPTURE(loss, picture);
+        CHECK_FALSE(contains(picture, "nan"));
+        CHECK_FALSE(contains(picture, "inf"));
+    }
 }
 
 TEST_CASE("steps that were run again replace the earlier lines", "[report]") {

@@ -16,6 +16,7 @@ namespace train_gpt {
 namespace {
 
 std::string number(double value) {
+    if (!std::isfinite(value)) return "null";  // JSON has no other word for it
     char text[32];
     std::snprintf(text, sizeof text, "%.7g", value);
     return text;
@@ -40,7 +41,7 @@ double limit_of(const MetricsTable& training) {
                               share = training.column("peak_fraction");
     std::vector<double> limits;
     for (size_t i = 0; i < rate.size(); ++i)
-        if (share[i] > 0 && std::isfinite(rate[i])) limits.push_back(rate[i] / share[i]);
+        if (share[i] > 0 && std::isfinite(rate[i] / share[i])) limits.push_back(rate[i] / share[i]);
     if (limits.empty()) return 0;
     const auto middle = limits.begin() + std::ssize(limits) / 2;
     std::ranges::nth_element(limits, middle);
@@ -97,8 +98,10 @@ std::string shares_of(const MetricsTable& training, size_t most) {
     }
     const auto shares = [&](const std::string& column) {
         std::vector<double> parts = sums_of(column);
-        for (size_t i = 0; i < intervals; ++i)
-            parts[i] = whole[i] > 0 ? std::round(1e4 * parts[i] / whole[i]) / 1e4 : 0;
+        for (size_t i = 0; i < intervals; ++i) {
+            const double share = std::round(1e4 * (parts[i] / whole[i])) / 1e4;
+            parts[i] = std::isfinite(share) ? share : 0;
+        }
         return array_of(parts);
     };
     std::string text = "{\"x\":" + array_of(edges), groups;

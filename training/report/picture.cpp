@@ -150,7 +150,9 @@ std::string loss_picture(const std::vector<RecordedRun>& runs, int pixels) {
     const bool cut = plot.y.high < highest;
     plot.x.low = std::min(plot.x.low, 0.0);
     plot.x.high = std::max(plot.x.high, plot.x.low + 1);
-    const double margin = std::max(0.04 * (plot.y.high - plot.y.low), 1e-3);
+    // A range that is 0, or nearly 0, becomes one that can be divided.
+    const double margin =
+        std::max(0.04 * (plot.y.high - plot.y.low), 1e-3 * std::max(1.0, std::abs(plot.y.high)));
     plot.y = {plot.y.low - margin, plot.y.high + margin};
 
     const std::string title =
