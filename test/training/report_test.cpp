@@ -785,6 +785,35 @@ TEST_CASE("runs whose folders have the same name are told apart", "[report]") {
     CHECK(names({a.path(), c.path()}) == std::vector<std::string>{"x/run", "y/run"});
     CHECK(names({a.path(), b.path(), c.path(), d.path()}) ==
           std::vector<std::string>{"a/x/run", "b/x/run", "y/run", "other"});
+    // Links count as they are called, not as what they lead to.
+    for (const char* folder : {"m", "n"}) fs::create_directories(directory / folder);
+    fs::create_directory_symlink(a.path(), directory / "m/last");
+    fs::create_directory_symlink(d.path(), directory / "n/last");
+    CHECK(names({directory / "m/last", directory / "n/last/"}) ==
+          std::vector<std::string>{"m/last", "n/last"});
+}
+
+TEST_CASE("a report does not write the picture over the page", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {});
+    const std::string page = run.path() + "/report.html";
+    write(page, "the page from before");
+    fs::create_directory_symlink(run.path(), directory / "link");
+    for (const std::string& picture :
+         {page, directory / "run/../run/report.html", directory / "link/report.html"})
+        for (const std::string& out : {std::string(), page}) {
+            CAPTURE(picture, out);
+            CHECK_THROWS_AS(write_report({.runs = {run.path()}, .out = out, .picture = picture}),
+                            UsageError);
+        }
+    CHECK(read(page) == "the page from before");
+    // Also files that do not exist yet
+    CHECK_THROWS_AS(write_report({.runs = {run.path()},
+                                  .out = directory / "new.html",
+                                  .picture = directory / "run/../new.html"}),
+                    UsageError);
+    write_report({.runs = {run.path()}, .picture = directory / "loss.svg"});
+    CHECK(read(directory / "loss.svg").starts_with("<svg "));
 }
 
 TEST_CASE("a report that follows a run shows what a new one would", "[report]") {

@@ -27,7 +27,8 @@ namespace {
 void tell_apart(std::vector<RecordedRun>& runs) {
     std::vector<fs::path> names, rest;  // of each run: its name, and the folders above
     for (const RecordedRun& run : runs) {
-        const fs::path folder = fs::canonical(run.folder());
+        // As name() sees the path, which may lead through symbolic links.
+        const fs::path folder = fs::absolute(run.folder() / "").lexically_normal().parent_path();
         names.push_back(run.name());
         rest.push_back(folder.parent_path());
     }
@@ -60,12 +61,18 @@ std::vector<RecordedRun> open_runs(const ReportOptions& options, size_t most_row
     return runs;
 }
 
+/// A path by which a file is known, however it is spelled, and also before the file exists.
+fs::path whole_path(const fs::path& file) { return fs::weakly_canonical(fs::absolute(file)); }
+
 }  // namespace
 
 std::string write_report(const ReportOptions& options) {
     std::vector<RecordedRun> runs = open_runs(options, std::numeric_limits<size_t>::max() / 2);
     fs::path out = options.out;
     if (out.empty()) out = runs.size() == 1 ? runs[0].folder() / report_file : report_file;
+    if (!options.picture.empty() && whole_path(out) == whole_path(options.picture))
+        throw UsageError("--picture names the page, ", out.string(),
+                         "; give the picture a file of its own");
     std::string said;
     for (const std::string& note : notes_on_comparison(runs)) said += "note: " + note + "\n";
     for (const RecordedRun& run : runs)
