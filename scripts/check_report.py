@@ -116,6 +116,16 @@ const at = (type, share) => {
     (type === 'pointerup' ? window : chart).dispatchEvent(new PointerEvent(type, {clientX: x, clientY: box.top + 90, button: 0, bubbles: true}));
 };
 seen.domain = domain();
+seen.cut = [...document.querySelectorAll('svg[data-plot] circle.dot')].filter(dot => {
+    const area = dot.closest('svg').querySelector('clipPath rect'), number = (of, name) => +of.getAttribute(name);
+    const x = number(dot, 'cx'), r = number(dot, 'r'), left = number(area, 'x');
+    return x - r < left || x + r > left + number(area, 'width');
+}).length;
+seen.ends = [...document.querySelectorAll('svg[data-plot^="time/"]')].map(plot => {
+    const host = plot.parentElement, box = host.getBoundingClientRect(), right = +plot.dataset.area.split(' ')[1];
+    host.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + right - 0.01, clientY: box.top + 90, bubbles: true}));
+    return host.querySelector('.tip b').textContent;
+});
 at('pointermove', 0.5);
 seen.tip = chart.querySelector('.tip').innerText;
 seen.tipShown = !chart.querySelector('.tip').hidden;
@@ -312,6 +322,10 @@ def check_page(browser, folder, name, folders, program):
     step = re.search(r"step ([\d,]+)", seen["tip"])
     check(step and abs(int(step[1].replace(",", "")) - middle) < 0.02 * (last - first) + 1, f"{name}: they are those of the step: {seen['tip']!r}")
     check(seen["crosses"] == seen["plots"] > 4, f"{name}: the place is shown in all plots")
+    ends = [max(json.loads(line)["step"] for line in open(f / "metrics.jsonl")) for f in folders]
+    check([end.split(" · ")[0] for end in seen["ends"]] == [f"step {end:,}" for end in ends],
+          f"{name}: after the end of a run its last times are shown: {seen['ends']}")
+    check(seen["cut"] == 0, f"{name}: no dot is cut: {seen['cut']}")
     quarter = [first + 0.25 * (last - first), first + 0.75 * (last - first)]
     check(all(abs(a - b) < 0.01 * (last - first) for range_ in seen["zoomedAll"] for a, b in zip(range_, quarter)), f"{name}: dragging zooms all plots")
     check(seen["reset"] == seen["domain"] == seen["step"], f"{name}: the whole run comes back")

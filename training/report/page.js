@@ -232,7 +232,7 @@ function draw(plot) {
     plot.host.insertAdjacentHTML('afterbegin',
         `<svg viewBox="0 0 ${width} ${height}" role="img" aria-label="${escaped(plot.title)}" data-plot="${escaped(plot.id)}" ` +
         `data-domain="${[x0, x1, y0, y1].join(' ')}" data-top="${top}" data-area="${[inset.left, right, base, inset.top].join(' ')}" data-log="${plot.log ? 1 : 0}">` +
-        `<clipPath id="clip-${plot.number}"><rect x="${inset.left}" y="${inset.top - 6}" width="${right - inset.left}" height="${base - inset.top + 7}"/></clipPath>` +
+        `<clipPath id="clip-${plot.number}"><rect x="${inset.left - 5}" y="${inset.top - 6}" width="${right - inset.left + 10}" height="${base - inset.top + 7}"/></clipPath>` +
         parts.join('') + `<line class="cross" y1="${inset.top - 6}" y2="${base}" visibility="hidden"/>` +
         `<rect class="zoom" y="${inset.top - 6}" height="${base - inset.top + 6}" visibility="hidden"/></svg>`);
 }
@@ -303,7 +303,7 @@ function tip(plot, x) {
     const row = (colour, label, value) => rows.push(`<tr><td><i class="swatch ${colour}"></i>${escaped(label)}</td><td>${value}</td></tr>`);
     if (plot.shares) {
         const run = plot.shares, ends = run.shares.x.map(step => axes[axis].at(run, step));
-        const i = Math.max(1, ends.findIndex(end => end >= x));
+        const found = ends.findIndex(end => end >= x), i = found < 0 ? ends.length - 1 : Math.max(1, found);
         head = place(run, run.shares.x[i]);
         phases.forEach((phase, p) => row('p' + p, phase, percent(run.shares[phase][i - 1])));
         const groups = Object.entries(run.shares.groups);
