@@ -7,6 +7,7 @@
 #include <exception>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -23,6 +24,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr size_t most_head_bytes = 16384;
+constexpr size_t most_visits = 64;
 constexpr auto patience = 5s;
 
 net::Socket listen_at(const std::string& address, int port) {
@@ -110,27 +112,49 @@ std::string PageServer::place() const {
 }
 
 void PageServer::serve(const std::function<bool()>& stop) {
+    std::vector<Visit> visits;
     while (!stop()) {
-        pollfd waits{.fd = listener_.fd(), .events = POLLIN, .revents = 0};
-        if (::poll(&waits, 1, 200) <= 0) continue;  // also at a signal
-        if (const net::Socket connection = net::accept_from(listener_)) answer(connection);
+        std::vector<pollfd> waits;
+        for (const Visit& visit : visits)
+            waits.push_back({.fd = visit.connection.fd(),
+                             .events = visit.answer.empty() ? short{POLLIN} : short{POLLOUT},
+                             .revents = 0});
+        // Others wait in the kernel until there is a place.
+        if (visits.size() < most_visits)
+            waits.push_back({.fd = listener_.fd(), .events = POLLIN, .revents = 0});
+        ::poll(waits.data(), waits.size(), 200);
+        if (visits.size() < most_visits)
+            if (net::Socket connection = net::accept_from(listener_))
+                visits.push_back({.connection = std::move(connection),
+                                  .deadline = net::Clock::now() + patience});
+        for (Visit& visit : visits)
+            if (!go_on(visit)) visit.connection = {};
+        std::erase_if(visits, [](const Visit& visit) { return !visit.connection; });
     }
 }
 
-void PageServer::answer(const net::Socket& connection) {
-    const net::Time deadline = net::Clock::now() + patience;
-    std::string head;
-    while (head.find("\r\n\r\n") == head.npos && head.size() < most_head_bytes) {
-        pollfd waits{.fd = connection.fd(), .events = POLLIN, .revents = 0};
-        const int left = net::milliseconds(deadline - net::Clock::now());
-        if (left == 0 || ::poll(&waits, 1, left) <= 0) return;
+bool PageServer::go_on(Visit& visit) const {
+    const int fd = visit.connection.fd();
+    const auto may_come = [] { return errno == EAGAIN || errno == EINTR; };
+    if (net::Clock::now() >= visit.deadline) return false;
+    if (visit.answer.empty()) {
         char bytes[4096];
-        const ssize_t n = ::recv(connection.fd(), bytes, sizeof bytes, 0);
-        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return;
-        if (n > 0) head.append(bytes, static_cast<size_t>(n));
+        const ssize_t n = ::recv(fd, bytes, sizeof bytes, 0);
+        if (n <= 0) return n < 0 && may_come();
+        visit.head.append(bytes, static_cast<size_t>(n));
+        if (visit.head.find("\r\n\r\n") == visit.head.npos && visit.head.size() < most_head_bytes)
+            return true;
+        visit.answer = response_to(visit.head);
+        visit.deadline = net::Clock::now() + patience;
     }
-    if (net::send_all(connection, response_to(head), deadline + patience))
-        ::shutdown(connection.fd(), SHUT_WR);
+    const std::string_view rest = std::string_view(visit.answer).substr(visit.sent);
+    const ssize_t n = ::send(fd, rest.data(), rest.size(), MSG_NOSIGNAL);
+    if (n < 0) return may_come();
+    visit.sent += static_cast<size_t>(n);
+    visit.deadline = net::Clock::now() + patience;
+    if (visit.sent < visit.answer.size()) return true;
+    ::shutdown(fd, SHUT_WR);
+    return false;
 }
 
 /// A page of another host, whose name its owner makes an address of this one, must not read this

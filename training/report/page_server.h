@@ -26,13 +26,21 @@ class PageServer {
     /// Where this host reaches the server: "127.0.0.1:8080", "[::1]:8080".
     std::string place() const;
 
-    /// Answers one request after the other until stop() is true, which is asked several times a
-    /// second. A page whose make() throws is answered with the message. Connections that send no
-    /// whole request within seconds are closed.
+    /// Answers requests until stop() is true, which is asked several times a second. A page whose
+    /// make() throws is answered with the message. Connections that send no whole request within
+    /// seconds are closed, and so are those that take nothing of an answer for seconds; others are
+    /// answered meanwhile.
     void serve(const std::function<bool()>& stop);
 
   private:
-    void answer(const net::Socket& connection);
+    struct Visit {
+        net::Socket connection;
+        net::Time deadline;
+        std::string head = {}, answer = {};  // what has been read, and what is sent
+        size_t sent = 0;                     // bytes of the answer
+    };
+    /// Reads or sends what is possible without waiting. Returns whether the visit goes on.
+    bool go_on(Visit& visit) const;
     /// The whole response to a request's head.
     std::string response_to(std::string_view head) const;
     bool is_everywhere() const;
