@@ -326,6 +326,17 @@ TEST_CASE("losses and ranks and predictions are those of the logits before each 
     }
 }
 
+TEST_CASE("a model whose logits are not finite is refused", "[look]") {
+    RandomModel r(DType::fp32, 8);
+    std::vector<float> values(static_cast<size_t>(r.model.parameter(0).numel()), NAN);
+    r.model.parameters->state.set(0, values);
+    CHECK(contains(error_of([&] {
+                       look_inside(r.model.stream, *r.model.generator, r.tokens, 3,
+                                   r.spec.vocab_size);
+                   }),
+                   concat("logits after token 1 of ", r.T, " are not finite")));
+}
+
 TEST_CASE("the text of attention reads back as its weights", "[look]") {
     for (int round = 0; round < 20; ++round) {
         const int T = static_cast<int>(random_int(1, 40)),

@@ -12,7 +12,7 @@ void add_look_command(CLI::App& app, CommandLine& line) {
         "Write a page about what a model computes of a text: each token's loss and what was "
         "expected, attention of each head, the residual stream, the choices of routers");
     add_checkpoint(look, line);
-    add_prompt(look, line, "Text to look at; its first 128 tokens");
+    add_prompt(look, line, "Text to look at; at most its first 128 tokens");
     look->add_option("--out", line.page, "File to write")
         ->transform(path())
         ->capture_default_str()

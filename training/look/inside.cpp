@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/error.h"
 #include "device/copy.h"
 
 namespace train_gpt {
@@ -111,6 +112,10 @@ Inside look_inside(Stream& stream, Generator& generator, std::span<const int32_t
                    row_norms(floats_of(s, out), static_cast<size_t>(block.layer.n_embd)));
     };
     const auto take_logits = [&](std::span<const float> logits) {
+        if (!std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); }))
+            throw Error("the model's logits after token ", place + 1, " of ", inside.tokens.size(),
+                        " are not finite, so there is nothing to look at; use a checkpoint of "
+                        "before its training diverged");
         const double highest = *std::ranges::max_element(logits);
         double sum = 0;
         for (const float logit : logits) sum += std::exp(logit - highest);

@@ -50,7 +50,7 @@ struct Inside {
 /// Feeds a generator, which forgets what it had, at most context() tokens and at least one.
 /// most_expected: how many predictions to keep of each place. Only tokens below `vocab_size` are
 /// predicted: a model may have more rows than its tokenizer has tokens; losses and probabilities
-/// are of all rows.
+/// are of all rows. Throws Error if logits are not finite, since they expect nothing.
 Inside look_inside(Stream& stream, Generator& generator, std::span<const int32_t> tokens,
                    int most_expected, int64_t vocab_size);
 
