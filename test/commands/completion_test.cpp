@@ -168,6 +168,12 @@ TEST_CASE("the manual page has every command, option and key, and roff has nothi
     for (const std::string option : {"--help", "--man", "--version"})
         CHECK(contains(text, "\\fB" + option + "\\fR\n"));
     CHECK(contains(text, ".B train_gpt supervise\n[\\fIoptions\\fR] -- train \\fICONFIG\\fR\n"));
+    for (const std::string line :
+         {"tokenize\n[\\fIoptions\\fR] \\fITEXT…\\fR \\fB--out\\fR \\fIDIR\\fR\n",
+          "report\n[\\fIoptions\\fR] \\fIRUN…\\fR\n",
+          "replay\n[\\fIoptions\\fR] \\fIRUN\\fR \\fB--to\\fR \\fISTEP\\fR\n",
+          "config\n[\\fIoptions\\fR] [\\fIKEY\\fR]\n"})
+        CHECK(contains(text, ".B train_gpt " + line));
     CHECK(contains(text, "\nFile to write. Default: look.html\n"));
     CHECK(contains(text, "\nEncoding threads; 0: all. Default: 0\n"));
     CHECK_FALSE(contains(text, "--on-host"));  // for the program alone

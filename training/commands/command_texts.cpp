@@ -35,6 +35,8 @@ OptionText text_of(const CLI::Option& option) {
                        std::find(std::begin(files), std::end(files), text.value) != std::end(files);
         text.takes_keys = text.value.starts_with("KEY");
     }
+    text.is_required = option.get_required();
+    text.takes_many = option.get_expected_max() > 1;
     text.meaning = option.get_description();
     if (text.meaning.find("efault: ") == text.meaning.npos)
         text.fallback = option.get_default_str();

@@ -23,6 +23,7 @@ struct OptionText {
     std::string meaning, fallback;   // `fallback`: the default; empty: none, or `meaning` says it
     bool is_file = false;            // whether values are paths
     bool takes_keys = false;         // whether values are KEY=VALUE
+    bool is_required = false, takes_many = false;  // of its words: at least one, and several
 };
 struct CommandText {
     std::string name, meaning;

@@ -32,6 +32,19 @@ std::string roff(const std::string& text, bool is_name = false) {
 
 std::string bold(const std::string& name) { return "\\fB" + roff(name, true) + "\\fR"; }
 
+std::string italic(const std::string& value) { return "\\fI" + roff(value, true) + "\\fR"; }
+
+/// An argument, or an option that a command needs, as the synopsis has it: " --out DIR", " TEXT…",
+/// " [KEY]"; empty for other options.
+std::string in_synopsis(const OptionText& option) {
+    if (option.names.empty()) {
+        const std::string value = italic(option.value + (option.takes_many ? "…" : ""));
+        return " " + (option.is_required ? value : "[" + value + "]");
+    }
+    if (!option.is_required) return "";
+    return " " + bold(option.names.front()) + " " + italic(option.value);
+}
+
 std::string described(const OptionText& option) {
     std::string head;
     for (const std::string& name : option.names) head += (head.empty() ? "" : ", ") + bold(name);
@@ -40,7 +53,7 @@ std::string described(const OptionText& option) {
         value.clear();
         for (const std::string& word : option.words) value += (value.empty() ? "" : "|") + word;
     }
-    if (!value.empty()) head += concat(head.empty() ? "" : " ", "\\fI", roff(value, true), "\\fR");
+    if (!value.empty()) head += concat(head.empty() ? "" : " ", italic(value));
     const std::string fallback =
         option.fallback.empty() ? "" : ". Default: " + roff(option.fallback, true);
     return concat(".TP\n", head, "\n", roff(option.meaning), fallback, "\n");
@@ -56,8 +69,7 @@ std::string manual_page(const CLI::App& app) {
     for (const CommandText& command : commands) {
         text += concat(".B train_gpt ", command.name, "\n");
         std::string arguments;
-        for (const OptionText& option : command.options)
-            if (option.names.empty()) arguments += " \\fI" + roff(option.value, true) + "\\fR";
+        for (const OptionText& option : command.options) arguments += in_synopsis(option);
         // The command reads the words after -- itself.
         if (command.name == "supervise") arguments = " \\-\\- train \\fICONFIG\\fR";
         text += concat("[\\fIoptions\\fR]", arguments, "\n.br\n");
