@@ -416,6 +416,14 @@ TEST_CASE("a prediction has in fp8 what a run has in fp8", "[plan][step_simulati
     CHECK(p.mfu / before.mfu == Approx(p.tokens_per_second / before.tokens_per_second));
     CHECK(contains(to_json(p)["mfu_convention"].get<std::string>(), "peak of bf16"));
     CHECK(contains(to_text(p, cluster), "of the bf16 peak)"));
+    // Large numbers have separators, and no exponents.
+    Prediction large = p;
+    large.step_seconds = 19.5988, large.low = 9.99951, large.high = 0.12066;
+    large.tokens_per_second = 548'291, large.gpu_hours = 43'087'065.7, large.days = 1.5;
+    const std::string text = to_text(large, cluster);
+    CHECK(contains(text, ": 19,600 ms a step (10,000 to 120.7)\n"));
+    CHECK(contains(text, " 548,300 tokens/s of a rank"));
+    CHECK(contains(text, " 43,090,000 GPU-hours, 1.50 days\n"));
 }
 
 TEST_CASE("a prediction has the casts to fp8 that each rank makes", "[plan][step_simulation]") {

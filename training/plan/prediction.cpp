@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "base/error.h"
 #include "base/formatted.h"
@@ -209,20 +210,33 @@ Prediction predict(const RunShape& shape, const Cluster& cluster,
     return p;
 }
 
+namespace {
+
+/// Four digits: "120.7", "19,600".
+std::string four_digits(double value) {
+    const std::string text = formatted("%.4g", value);
+    const double rounded = std::strtod(text.c_str(), nullptr);
+    return rounded >= 1e4 && rounded < 1e18 ? with_separators(static_cast<uint64_t>(rounded))
+                                            : text;
+}
+
+}  // namespace
+
 std::string to_text(const Prediction& p, const Cluster& cluster) {
     std::string text =
-        formatted("\npredicted on %s: %.4g ms a step (%.4g to %.4g)\n", cluster.name.c_str(),
-                  1e3 * p.step_seconds, 1e3 * p.low, 1e3 * p.high);
+        concat("\npredicted on ", cluster.name, ": ", four_digits(1e3 * p.step_seconds),
+               " ms a step (", four_digits(1e3 * p.low), " to ", four_digits(1e3 * p.high), ")\n");
     text +=
-        formatted("  %-22s %.0f tokens/s of a rank, MFU %.1f %% (6·N + 6·L·C·T, of the %s peak)\n",
-                  "speed", p.tokens_per_second, 100 * p.mfu, name_of(p.dtype));
+        formatted("  %-22s %s tokens/s of a rank, MFU %.1f %% (6·N + 6·L·C·T, of the %s peak)\n",
+                  "speed", four_digits(p.tokens_per_second).c_str(), 100 * p.mfu, name_of(p.dtype));
     text += concat("  ", formatted("%-22s ", "bounded by"), p.bound, "\n");
     for (const auto& [name, share] : p.shares)
         if (share >= 0.0005)
             text += formatted("  %-22s %.1f %% of a step\n", name.c_str(), 100 * share);
     if (p.days)
-        text += formatted("  %-22s %.1f GPU-hours, %.2f days\n", "the run", *p.gpu_hours, *p.days);
-    if (p.cost) text += formatted("  %-22s %.2f\n", "cost", *p.cost);
+        text += formatted("  %-22s %s GPU-hours, %.2f days\n", "the run",
+                          four_digits(*p.gpu_hours).c_str(), *p.days);
+    if (p.cost) text += formatted("  %-22s %s\n", "cost", four_digits(*p.cost).c_str());
     for (const std::string& note : p.notes) text += "  note: " + note + "\n";
     return text;
 }
