@@ -107,7 +107,7 @@ class RecordedRun {
         int64_t bad = 0;        // lines among these that are not JSON objects
         int64_t first_bad = 0;  // counted from 1
         bool half = false;      // the last line has no end
-        // What shows that the file is still the one that was read, and not another one in its place:
+        // By these the file is still the one that was read, and not another one in its place:
         uint64_t device = 0, inode = 0;
         std::string last = {};  // the last line that was read
         bool replaced = false;  // it is another file, of which no line has been read yet
