@@ -283,7 +283,8 @@ void check_as_one_rank(const Experiment& experiment, const Mesh& mesh, const Dev
     const auto expected = one.evaluate(batch), sums = rank.evaluate(batch);
     for (size_t i = 0; i < sums.size(); ++i)
         CHECK(std::abs(sums[i] - expected[i]) <= 1e-5 * expected[i]);
-    const std::vector<int32_t> prompt(batch.tokens.begin(), batch.tokens.begin() + 7);
+    std::vector<int32_t> prompt = batch.tokens;
+    prompt.resize(std::min<size_t>(prompt.size(), 7));
     const std::vector<float> ours = rank.logits(prompt), theirs = one.logits(prompt);
     CHECK(relative_difference({ours.begin(), ours.end()}, {theirs.begin(), theirs.end()}) <= 1e-4);
 }
