@@ -141,7 +141,7 @@ Found find_in_schema(const std::vector<Element>& schema, const std::string& path
 struct ColumnFacts {
     int type = -1, codec = -1;
     int64_t values = -1, size = -1, data = -1, dictionary = -1, index = -1;
-    std::vector<std::string_view> path;
+    std::optional<std::string_view> name;  // none: the column is inside a group
 };
 
 ColumnFacts read_column_facts(ThriftReader& reader) {
@@ -153,8 +153,8 @@ ColumnFacts read_column_facts(ThriftReader& reader) {
                 break;
             case 3: {
                 const ThriftReader::List names = reader.list(type);
-                for (size_t i = 0; i < names.size; ++i)
-                    facts.path.push_back(reader.text(names.type));
+                for (size_t i = 0; i < names.size; ++i) facts.name = reader.text(names.type);
+                if (names.size != 1) facts.name.reset();
                 break;
             }
             case 4:
@@ -198,7 +198,7 @@ class RowGroups {
             } else if (id == 1) {
                 const ThriftReader::List columns = reader.list(type);
                 if (columns.size != found_.leaves)
-                    throw Error("a row group has ", columns.size, " columns, but its schema has ",
+                    throw Error("it has ", columns.size, " columns, but the schema has ",
                                 found_.leaves);
                 ThriftReader::expect(columns.type, Type::structure);
                 for (size_t i = 0; i < columns.size; ++i)
@@ -210,8 +210,8 @@ class RowGroups {
                 reader.skip(type);
             }
         });
-        if (chunk.rows < 0) throw Error("a row group has no number of rows");
-        if (!facts) throw Error("a row group does not say where its pages are");
+        if (chunk.rows < 0) throw Error("it has no number of rows");
+        if (!facts) throw Error("it does not say where its pages are");
         place(*facts, chunk);
         return chunk;
     }
@@ -242,11 +242,10 @@ class RowGroups {
     }
 
     void place(const ColumnFacts& facts, Chunk& chunk) const {
-        if (facts.type != byte_array || facts.path.size() != 1 ||
-            facts.path[0] != found_.element.name)
-            throw Error("a row group's columns are not those of its schema");
+        if (facts.type != byte_array || facts.name != found_.element.name)
+            throw Error("its columns are not those of the schema");
         if (facts.values != chunk.rows)
-            throw Error("a row group has ", chunk.rows, " rows, but ", facts.values,
+            throw Error("it has ", chunk.rows, " rows, but ", facts.values,
                         " values in the column");
         require_codec(facts.codec);
         chunk.codec = static_cast<Codec>(facts.codec);
@@ -258,7 +257,7 @@ class RowGroups {
         if (chunk.rows == 0 && chunk.size == 0) chunk.begin = std::ssize(magic);
         if (chunk.begin < std::ssize(magic) || chunk.size < 0 || chunk.begin > bytes_ ||
             chunk.size > bytes_ - chunk.begin)
-            throw Error("a row group's pages are outside of the file");
+            throw Error("its pages are outside of the file");
     }
 
     void require_codec(int codec) const {
@@ -288,7 +287,11 @@ ColumnLayout find_column(std::string_view footer, int64_t bytes, const std::stri
             case 2: {
                 const ThriftReader::List elements = reader.list(type);
                 ThriftReader::expect(elements.type, Type::structure);
+                // A column has a name, and so at least three bytes.
+                if (const size_t left = footer.size() - reader.position(); elements.size > left / 3)
+                    throw Error("its schema has ", elements.size, " columns in ", left, " bytes");
                 schema.clear();
+                schema.reserve(elements.size);
                 for (size_t i = 0; i < elements.size; ++i) schema.push_back(read_element(reader));
                 break;
             }
@@ -315,7 +318,13 @@ ColumnLayout find_column(std::string_view footer, int64_t bytes, const std::stri
     if (all.size > 0) ThriftReader::expect(all.type, Type::structure);
     const RowGroups row_groups(found, bytes, path);
     for (size_t i = 0; i < all.size; ++i) {
-        layout.chunks.push_back(row_groups.read(inner));
+        try {
+            layout.chunks.push_back(row_groups.read(inner));
+        } catch (const CannotRead&) {
+            throw;
+        } catch (const Error& error) {
+            throw Error("row group ", i + 1, " of ", all.size, ": ", error.what());
+        }
         const int64_t more = layout.chunks.back().rows;
         if (more > rows) throw Error("its row groups have more rows than the file");
         rows -= more;

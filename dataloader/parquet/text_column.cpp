@@ -21,7 +21,7 @@ namespace {
 constexpr size_t read_bytes = 1 << 20;           // at a time
 constexpr size_t likely_header_bytes = 1 << 12;  // of a page
 constexpr size_t most_header_bytes = 1 << 24;    // with the smallest and the largest text in it
-constexpr int64_t most_footer_bytes = 1 << 28;
+constexpr int64_t most_footer_bytes = 1 << 26;
 constexpr int64_t tail_bytes = 8;  // the footer's size and the magic
 
 }  // namespace
@@ -102,9 +102,12 @@ TextColumn::TextColumn(const std::string& path, const std::string& column) : fil
     std::string_view size_bytes = std::string_view(ends).substr(magic.size());
     const int64_t size = take_uint32(size_bytes);
     const int64_t before = whole - tail_bytes - size;
-    if (before < std::ssize(magic) || size > most_footer_bytes)
+    if (before < std::ssize(magic))
         throw DamagedFile(concat(path, " is damaged: its footer says that it has ", size,
                                  " bytes, of ", whole, " of the file"));
+    if (size > most_footer_bytes)
+        throw DamagedFile(concat(path, " is damaged: its footer says that it has ", size,
+                                 " bytes, more than ", most_footer_bytes >> 20, " MiB"));
     std::string footer(static_cast<size_t>(size), '\0');
     file_.read(before, footer.data(), footer.size());
     try {

@@ -44,13 +44,9 @@ ThriftReader::Type ThriftReader::next_field(int32_t& id) {
     const uint8_t header = byte();
     const Type type = type_of(header & 0x0F);
     if (type == Type::stop) return type;
-    if (header >> 4 > 0) {
-        id += header >> 4;
-    } else {
-        const int64_t given = zigzag();
-        if (given < INT16_MIN || given > INT16_MAX) throw Error("its metadata have a wrong field");
-        id = static_cast<int32_t>(given);
-    }
+    const int64_t next = header >> 4 > 0 ? id + (header >> 4) : zigzag();
+    if (next < INT16_MIN || next > INT16_MAX) throw Error("its metadata have a wrong field");
+    id = static_cast<int32_t>(next);
     return type;
 }
 

@@ -349,6 +349,42 @@ TEST_CASE("a file of Parquet that contradicts itself is damaged") {
     });
 }
 
+TEST_CASE("damage in the footer of Parquet names the row group") {
+    ParquetShape shape;
+    shape.group_rows = 1;
+    shape.later = 1;  // only the last row group ends where the footer begins
+    const WrittenFile file({"a", "b", "c"}, shape);
+    CHECK(contains(file.error(), file.path +
+                                     " is damaged (row group 3 of 3: its pages are outside of "
+                                     "the file); download it again"));
+}
+
+TEST_CASE("a footer of Parquet takes no more memory than its bytes are worth") {
+    // Field 2, the schema: a list of 1,000 structs, each of which is a byte long and has no field.
+    const std::string empty = "\x29\xFC\xE8\x07"s + std::string(1002, '\0');
+    CHECK(error_of([&] { find_column(empty, 1000, "x", "text"); }) ==
+          "its schema has 1000 columns in 1002 bytes");
+
+    const TemporaryDirectory folder;
+    const std::string path = folder / "large.parquet";
+    write(path, "PAR1");
+    fs::resize_file(path, 80 << 20);
+    write(path, read(path) + "\x01\x00\x00\x04PAR1"s);
+    CHECK(contains(error_of([&] { rows_of(path); }),
+                   path + " is damaged: its footer says that it has 67108865 bytes, more than 64 "
+                          "MiB; download it again"));
+}
+
+TEST_CASE("numbers of fields beyond 16 bits are errors") {
+    // Each field is a truth value, whose number is the one before and 15.
+    const auto error_after = [](size_t fields) {
+        const std::string bytes(fields, '\xF1');
+        return error_of([&] { ThriftReader(bytes).structure([](int32_t, ThriftReader::Type) {}); });
+    };
+    CHECK(error_after(2184) == "its metadata end too early");
+    CHECK(error_after(2185) == "its metadata have a wrong field");
+}
+
 TEST_CASE("a file of Parquet that is cut off is named, wherever it ends") {
     ParquetShape shape = random_shape();
     const WrittenFile file(random_rows(100, shape.is_optional), shape);
