@@ -1,43 +1,56 @@
 # shellcheck shell=bash disable=SC2154  # the script that sources this one sets `test`
-# What run-tests.sh and test-full.sh share: running programs whose last line is "N passed, M failed", and adding these up.
-# Lines that begin with "failed: " say which tests failed; they are repeated at the end. On the way the counts of parts are shown
-# in other words, so that only the last line looks like the end.
+# What run-tests.sh and test-full.sh share: running programs whose last line is
+# "N passed, M failed", and adding these up. Lines that begin with "failed: " say which tests
+# failed; they are repeated at the end. On the way the counts of parts are shown in other words, so
+# that only the last line looks like the end.
 set -uo pipefail
 passed=0
 failed=0
 failures=()
 first_with=()
 
-as_a_part() { sed -u 's/^\([0-9]*\) passed, \([0-9]*\) failed$/part: \1 cases passed and \2 failed; it is not over yet/'; }
+# Whatever ends the script ends the programs that it runs. The script waits for programs in the
+# background, since bash takes no signal while it waits for one in the foreground.
+work=$(mktemp -d)
+# shellcheck disable=SC2046  # the numbers are words
+trap 'kill $(jobs -p) 2> /dev/null; rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
-counted() {  # counted COMMAND…: runs it and adds its counts
-    local log code
-    log=$(mktemp)
-    "$@" 2>&1 | tee "$log" | as_a_part
-    code=${PIPESTATUS[0]}
-    add_counts "$log" "$code" "$@"
+# interruptible COMMAND…: in the background bash lets programs ignore Ctrl-C; this one takes it.
+interruptible() { exec env --default-signal=INT,QUIT "$@"; }
+
+as_a_part() {
+    local words='part: \1 cases passed and \2 failed; it is not over yet'
+    sed -u "s/^\([0-9]*\) passed, \([0-9]*\) failed\$/$words/"
 }
 
-# counted_together ARGUMENT…: runs $test with each of them at the same time, and adds their counts. The first one runs with the
-# variables of the array `first_with`.
+counted() {  # counted COMMAND…: runs it and adds its counts
+    local log=$work/log
+    interruptible "$@" 2>&1 | tee "$log" | as_a_part &
+    wait $!
+    add_counts "$log" $? "$@"
+}
+
+# counted_together ARGUMENT…: runs $test with each of them at the same time, and adds their counts.
+# The first one runs with the variables of the array `first_with`.
 counted_together() {
-    local logs processes i code
+    local processes i code
     echo "running $# parts of the tests at the same time; the output of each appears when it ends"
-    logs=() processes=()
+    processes=()
     for i in "$@"; do
-        logs+=("$(mktemp)")
         if [ ${#processes[@]} = 0 ]; then
-            env "${first_with[@]}" "$test" "$i" > "${logs[-1]}" 2>&1 &
+            interruptible "${first_with[@]}" "$test" "$i" > "$work/0" 2>&1 &
         else
-            "$test" "$i" > "${logs[-1]}" 2>&1 &
+            interruptible "$test" "$i" > "$work/${#processes[@]}" 2>&1 &
         fi
         processes+=($!)
     done
     for i in "${!processes[@]}"; do
         wait "${processes[i]}"
         code=$?
-        as_a_part < "${logs[i]}"
-        add_counts "${logs[i]}" $code "$test" "${@:i + 1:1}"
+        as_a_part < "$work/$i"
+        add_counts "$work/$i" $code "$test" "${@:i + 1:1}"
     done
 }
 

@@ -1,6 +1,7 @@
 // The closing line "N passed, M failed" is printed however the tests end: by this program, and by
 // scripts/run-tests.sh for several runs.
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -8,6 +9,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "test/catch.h"
@@ -63,6 +65,9 @@ TEST_CASE("ends by abort", "[.][runner]") {
 }
 TEST_CASE("ends by a signal", "[.][runner]") {
     if (is_wanted()) std::raise(SIGSEGV);
+}
+TEST_CASE("waits for a program", "[.][runner]") {
+    if (is_wanted()) run_program({"bash", "-c", std::getenv("PROGRAM")});
 }
 TEST_CASE("ends by exit", "[.][runner]") {
     if (is_wanted()) std::exit(0);
@@ -169,6 +174,49 @@ TEST_CASE("run-tests.sh says how many test cases have ended while they run") {
         {{"TEST_PROGRESS", directory / "progress"}});
     INFO(cases.output);
     CHECK(read(directory / "progress").size() == 2);
+}
+
+TEST_CASE("Ctrl-C or SIGTERM ends run-tests.sh and all that it started") {
+    const auto lives = [](const std::string& process) {
+        // Empty for a process that has ended and for which nobody has waited.
+        const std::string file = "/proc/" + process + "/cmdline";
+        return fs::exists(file) && !read(file).empty();
+    };
+    // The last of the programs for which tests wait sends the signal.
+    const std::string tests =
+        "echo $$ >> \"$PROCESSES\"\n"
+        "SCRIPT=$PPID exec \"$TESTS\" 'waits for a program'\n";
+    const std::string program =
+        "echo $$ >> \"$PROCESSES\"\n"
+        "[ $(wc -l < \"$PROCESSES\") -lt $WANTED ] || { sleep 1; kill $SIGNAL$SCRIPT; }\n"
+        "exec sleep 60\n";
+    struct Signal {
+        const char* arguments;
+        int exit_code;
+    };
+    for (const Signal& signal : {Signal{"-INT -- -", 130}, Signal{"-TERM ", 143}})
+        for (const std::vector<std::string>& arguments : {std::vector<std::string>{}, {"[x]"}}) {
+            const TemporaryDirectory directory;
+            fs::create_directory(directory / "tmp");
+            const size_t wanted = arguments.empty() ? 8 : 2;
+            const ProgramResult run = run_tests(tests, arguments,
+                                                {{"PROCESSES", directory / "processes"},
+                                                 {"WANTED", std::to_string(wanted)},
+                                                 {"SIGNAL", signal.arguments},
+                                                 {"TESTS", this_program()},
+                                                 {"PROGRAM", program},
+                                                 {"END_TESTS", "1"},
+                                                 {"TMPDIR", directory / "tmp"}});
+            CAPTURE(signal.arguments, wanted, run.output);
+            CHECK(run.exit_code == signal.exit_code);
+            CHECK(run.seconds < 60);
+            const std::vector<std::string> processes = lines_of(read(directory / "processes"));
+            CHECK(processes.size() == wanted);
+            for (int i = 0; i < 100 && std::ranges::any_of(processes, lives); ++i)
+                std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            CHECK(std::ranges::none_of(processes, lives));
+            CHECK(fs::is_empty(directory / "tmp"));
+        }
 }
 
 TEST_CASE("run-tests.sh runs every case once, though some at the same time") {

@@ -1,5 +1,6 @@
 #include "test/parallel/ranks.h"
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -18,6 +19,7 @@
 #include "parallel/net/socket.h"
 #include "test/catch.h"
 #include "test/kernels/test_device.h"
+#include "test/parallel/running_program.h"
 #include "test/random.h"
 
 namespace train_gpt {
@@ -25,6 +27,9 @@ namespace train_gpt {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/// The process group of the program that run_program() started last; 0: it has ended.
+std::atomic<pid_t> running = 0;
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
     std::vector<char*> all;
@@ -128,6 +133,7 @@ ProgramResult run_program(const std::vector<std::string>& command, const Environ
         ::close(ends[0]);
         return {127, command[0] + " cannot be started", 0};
     }
+    running = child;
 
     ProgramResult result;
     bool is_late = false;
@@ -154,11 +160,16 @@ ProgramResult run_program(const std::vector<std::string>& command, const Environ
     int status = 0;
     while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
     }
+    running = 0;
     result.seconds = seconds();
     result.exit_code = is_late               ? -1
                        : WIFSIGNALED(status) ? 128 + WTERMSIG(status)
                                              : WEXITSTATUS(status);
     return result;
+}
+
+void end_running_program() {
+    if (const pid_t group = running; group > 0) ::kill(-group, SIGTERM);
 }
 
 bool skip_without_gpus([[maybe_unused]] size_t n) {
