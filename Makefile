@@ -318,8 +318,9 @@ DRY_RUN = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),echo)
 setup:
 	@scripts/setup.sh
 
-# DATA is taken as typed, since file names may have any characters.
+# Values are taken as typed, since names of files may have any characters.
 quickstart: override export DATA := $(value DATA)
+quickstart: override export FIELD := $(value FIELD)
 quickstart: override export STEPS := $(value STEPS)
 quickstart:
 	@MAKE='$(MAKE)' $(DRY_RUN) scripts/quickstart.sh

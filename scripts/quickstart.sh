@@ -1,20 +1,26 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model: installs missing packages, builds, prepares a text, trains on it and reports on it.
-#   usage: make quickstart [DATA=my.txt] [STEPS=960]        or: DATA=my.txt STEPS=960 scripts/quickstart.sh
+# From a fresh clone to a trained model: installs missing packages, builds, prepares a text, trains
+# on it and reports on it.
+#   usage: make quickstart [DATA=my.txt [FIELD=text]] [STEPS=960]
+#      or: DATA=my.txt STEPS=960 scripts/quickstart.sh
 # Environment:
-#   DATA             your text, plain or JSON Lines, also compressed, or Parquet (default: the King James Bible from the
-#                    Debian package bible-kjv)
+#   DATA             your text, plain or JSON Lines, also compressed, or Parquet (default: the King
+#                    James Bible from the Debian package bible-kjv)
+#   FIELD            the field of JSON Lines, or the column of Parquet, that has the text (default:
+#                    text)
 #   RUN_DIR          the run's folder (default: a folder in runs/)
 #   STEPS            how many steps to train; a run that exists is lengthened to as many
 #   QUICKSTART_ARGS  more arguments for `train_gpt train`
 #   DATA_DIR         where prepared texts are kept (default: data)
 #   TRAIN_GPT        a program that is already built; nothing is then installed or built
-# It measures a few steps and picks the shortest of five runs that trains for at least two minutes, whatever the build took:
-# 60 steps, 120, 240, 480 (configs/quickstart.json) or 960, which read the text about four times. Called again, it resumes the
-# run with the same length, or lengthens it to STEPS.
+# It measures a few steps and picks the shortest of five runs that trains for at least two minutes,
+# whatever the build took: 60 steps, 120, 240, 480 (configs/quickstart.json) or 960, which read the
+# text about four times. Called again, it resumes the run with the same length, or lengthens it to
+# STEPS.
 set -eu
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# = 0 ] || { echo "error: unknown argument $1; to use your own text set DATA=my.txt in the environment (see --help)" >&2; exit 2; }
+DATA=${DATA:+$(realpath -ms -- "$DATA")}
 cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8  # awk and printf use a decimal point
 
@@ -23,7 +29,7 @@ export LC_ALL=C.UTF-8  # awk and printf use a decimal point
 
 say() { printf '\n== %3d s: %s\n' $SECONDS "$*"; }
 
-DATA=${DATA:-}
+FIELD=${FIELD:-}
 STEPS=${STEPS:-}
 [[ $STEPS =~ ^([1-9][0-9]{0,8})?$ ]] || { echo "error: STEPS=$STEPS is not a number of steps, such as STEPS=960" >&2; exit 2; }
 program=${TRAIN_GPT:-build/train_gpt}
@@ -34,12 +40,15 @@ name=quickstart
 if [ -n "$DATA" ]; then
     [ -f "$DATA" ] && [ -r "$DATA" ] || { echo "error: DATA=$DATA is not a readable file; check the path" >&2; exit 1; }
     # Each text has its own run, and so has a file whose content has changed.
-    name=quickstart-$(basename "${DATA%.*}" | tr -c 'A-Za-z0-9\n' -)-$(cksum < "$DATA" | cut -d ' ' -f 1)
+    file=$(basename -- "$DATA")
+    name=quickstart-$(echo "${file%.*}${FIELD:+-$FIELD}" | tr -c 'A-Za-z0-9\n' -)
+    name+=-$(cksum < "$DATA" | cut -d ' ' -f 1)
 fi
 folder=${DATA_DIR:-data}/$name
 run_dir=${RUN_DIR:-runs/$name}
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+rest=  # the process that installs packages in the background
+trap '[ -z "$rest" ] || wait "$rest" || true; rm -rf "$work"' EXIT
 trap 'exit 130' INT
 
 # Without a GPU, GPU kernels are not compiled unless CUDA=1 is given.
@@ -50,9 +59,10 @@ install_and_build() {
     if [ "$(id -u)" = 0 ] || [ "${CI:-}" = true ]; then
         scripts/setup.sh build
         scripts/setup.sh quickstart &  # the rest comes while the compiler is at work
+        rest=$!
         say "build"
         build
-        wait $! || true  # without rsvg-convert there is no picture, but a model
+        wait $rest || true  # without rsvg-convert there is no picture, but a model
     else
         scripts/setup.sh build quickstart
         say "build"
@@ -60,8 +70,8 @@ install_and_build() {
     fi
 }
 
-# Prints the King James Bible, one verse per line, without verse numbers. Each chapter is a document, so that the validation text
-# comes from the same books as the training text.
+# Prints the King James Bible, one verse per line, without verse numbers. Each chapter is a
+# document, so that the validation text comes from the same books as the training text.
 chapters() (
     set -o pipefail
     bible -l 10000 gen1:1-rev22:21 < /dev/null |
@@ -84,7 +94,8 @@ train() { # train ARGUMENTS…
     "$program" train configs/quickstart.json "${settings[@]}" ${QUICKSTART_ARGS:-} "$@"
 }
 
-# Sets `ms` to the milliseconds of a step: the median of a few. It stays empty if they fail; the run itself will then say why.
+# Sets `ms` to the milliseconds of a step: the median of a few. It stays empty if they fail; the run
+# itself will then say why.
 measure_step() {
     ms=
     train --set "run_dir=$work/run" --set schedule.steps=6 --set schedule.warmup_steps=1 \
@@ -94,8 +105,9 @@ measure_step() {
         awk '{ ms[NR] = $1 } END { if (NR) print ms[int((NR + 1) / 2)] }')
 }
 
-# Adds the settings of another length to `settings`; configs/quickstart.json has those of 480 steps. 960 and every other length
-# have four checkpoints and evaluations, and the longer ones as many steps of warm-up as 480 have.
+# Adds the settings of another length to `settings`; configs/quickstart.json has those of 480 steps.
+# 960 and every other length have four checkpoints and evaluations, and the longer ones as many
+# steps of warm-up as 480 have.
 set_length() { # set_length STEPS
     local warmup save evaluate
     case $1 in
@@ -118,6 +130,13 @@ choose_length() {
     steps=
     given_length && return
     [ ! -s "$run_dir/config.json" ] || before=$(sed -n 's/^ *"steps": *\([0-9]*\).*/\1/p' "$run_dir/config.json")
+    # Without steps, the run's length was given as tokens or epochs.
+    if [ "$before" = 0 ] && [ -z "$STEPS" ]; then
+        echo "error: the length of the run in $run_dir was given as schedule.tokens or" \
+            "schedule.epochs; give the same QUICKSTART_ARGS again, or STEPS=$longest" >&2
+        exit 1
+    fi
+    before=${before#0}
     if [ -n "$STEPS" ]; then
         if [ "$STEPS" -lt "${before:-0}" ]; then
             echo "error: the run in $run_dir has $before steps, and STEPS=$STEPS are fewer; give more, or another RUN_DIR" >&2
@@ -165,7 +184,12 @@ shards() { ls "$folder"/"$1"_*.bin > /dev/null 2>&1; }
 if [ "$folder/tokenizer.json" -nt "$text" ] && shards train && shards val; then
     echo "$folder is already prepared"
 else
-    "$program" tokenize "$text" --train-vocab 4096 --out "$folder" --val-fraction 0.05
+    status=0
+    "$program" tokenize "$text" ${FIELD:+--field "$FIELD"} --train-vocab 4096 --out "$folder" \
+        --val-fraction 0.05 || status=$?
+    [ -z "$DATA" ] || [ $status = 0 ] || [ $status -gt 2 ] ||
+        echo "with make quickstart, --field NAME is FIELD=NAME" >&2
+    [ $status = 0 ] || exit $status
 fi
 
 settings=(--set "run_dir=$run_dir" --set "tokenizer.path=$folder/tokenizer.json" --set "data.train=$folder/train_*.bin"
@@ -190,7 +214,7 @@ fi
 given_arguments=
 [ -z "${QUICKSTART_ARGS:-}" ] || given_arguments=" QUICKSTART_ARGS=${QUICKSTART_ARGS@Q}"
 longer="make quickstart"
-for given in DATA RUN_DIR DATA_DIR; do
+for given in DATA FIELD RUN_DIR DATA_DIR; do
     [ -z "${!given:-}" ] || longer+=" $given=$(printf %q "${!given}")"
 done
 longer+="$given_arguments STEPS=$((2 * ${steps:-480}))"

@@ -20,7 +20,7 @@ TEST_CASE("lessons keep the shards of each text apart", "[scripts]") {
 echo "$2" >> "$CALLS"
 while [ "$1" != --out ]; do shift; done
 mkdir -p "$2"
-echo '{}' > "$2/data.json"
+echo '{"complete": true}' > "$2/data.json"
 printf 'val: 10 tokens (%s.00 bytes each)\n' $(wc -c < "$TEXT")
 )sh");
     fs::permissions(folder / "program", fs::perms::owner_all);
@@ -49,6 +49,35 @@ printf 'val: 10 tokens (%s.00 bytes each)\n' $(wc -c < "$TEXT")
             CHECK(folders() == texts);
         }
     }
+
+    // Shards that are not complete are made again, and so are those whose log is missing.
+    const fs::path made = [&] {
+        fs::path newest;
+        for (const auto& entry : fs::directory_iterator(folder / "lessons"))
+            if (newest.empty() || fs::last_write_time(entry) > fs::last_write_time(newest))
+                newest = entry.path();
+        return newest;
+    }();
+    write(made / "data-512/data.json", "{\"complete\": false}\n");
+    CHECK(lesson(text).exit_code == 0);
+    CHECK(calls() == 13);
+    fs::remove(made / "tokenize-512.log");
+    CHECK(lesson(text).exit_code == 0);
+    CHECK(calls() == 14);
+
+    // A path is relative to the folder from which the script is called.
+    const ProgramResult relative =
+        run_program({"bash", "-c",
+                     "cd " + folder.path() + " && exec bash " +
+                         fs::absolute("scripts/lessons/1-tokenizer.sh").string()},
+                    {{"TRAIN_GPT", folder / "program"},
+                     {"CALLS", folder / "calls"},
+                     {"LESSONS_DIR", folder / "lessons"},
+                     {"TEXT", "my text.txt"}});
+    INFO(relative.output);
+    CHECK(relative.exit_code == 0);
+    CHECK(calls() == 14);
+
     const ProgramResult missing = lesson(folder / "none.txt");
     CHECK(missing.exit_code == 1);
     CHECK(contains(missing.output, "none.txt is not a readable file"));

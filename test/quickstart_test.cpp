@@ -128,6 +128,7 @@ class Quickstart {
                      {"OUT", folder_ / "out"},
                      {"TICKING", ""},
                      {"DATA", ""},
+                     {"FIELD", ""},
                      {"STEPS", ""},
                      {"DATA_DIR", folder_ / "data"},
                      {"RUN_DIR", run_dir()},
@@ -435,6 +436,96 @@ TEST_CASE("the quickstart measures nothing when its length is given, or when ste
     REQUIRE(calls.size() == 2);
     CHECK(calls[1].config == configuration);
     CHECK(q.leaves_nothing());
+}
+
+TEST_CASE("the quickstart reads the field that FIELD names", "[scripts]") {
+    const Quickstart q;
+    const std::string text = q.run_dir() + "/own.jsonl";
+    std::string lines;
+    for (int i = 0; i < 400; ++i)
+        lines += concat("{\"content\": \"", random_verse(), "\", \"title\": \"x\"}\n");
+    write(text, lines);
+    const ProgramResult without = q.run(9000, "", {{"DATA", text}});
+    INFO(without.output);
+    CHECK(without.exit_code == 1);
+    CHECK(contains(without.output, "--field NAME is FIELD=NAME\n"));
+    CHECK(q.trained().empty());
+
+    const ProgramResult given = q.run(9000, "", {{"DATA", text}, {"FIELD", "content"}});
+    INFO(given.output);
+    REQUIRE(given.exit_code == 0);
+    CHECK(contains(given.output, "DATA=" + text + " FIELD=content "));
+    // Another field is another text.
+    const auto folder = [&] { return q.trained().back().settings.at(1); };
+    const std::string first = folder();
+    CHECK(q.run(9000, "", {{"DATA", text}, {"FIELD", "title"}}).exit_code == 0);
+    CHECK(folder() != first);
+}
+
+TEST_CASE("the quickstart does not lengthen a run from 0 steps", "[scripts]") {
+    const Quickstart q;
+    q.set_prepared();
+    // As after QUICKSTART_ARGS="--set schedule.tokens=…"
+    write(q.run_dir() + "/config.json", "{\n    \"schedule\": {\n        \"steps\": 0\n    }\n}\n");
+    const ProgramResult without = q.run(9000);
+    INFO(without.output);
+    CHECK(without.exit_code == 1);
+    CHECK(contains(without.output, "give the same QUICKSTART_ARGS again, or STEPS=960\n"));
+    CHECK(q.trained().empty());
+
+    const std::string tokens = "--set schedule.steps=0 --set schedule.tokens=1000000";
+    CHECK(q.run(9000, tokens).exit_code == 0);
+    CHECK(q.trained().size() == 1);
+
+    const ProgramResult steps = q.run(9000, "", {{"STEPS", "600"}});
+    INFO(steps.output);
+    CHECK(steps.exit_code == 0);
+    CHECK_FALSE(contains(steps.output, "lengthened"));
+    const auto calls = q.trained();
+    REQUIRE(calls.size() == 1);
+    CHECK(calls[0].steps == 600);
+}
+
+TEST_CASE("the quickstart finds its text from another folder", "[scripts]") {
+    const Quickstart q;
+    const fs::path text = q.set_prepared_text();
+    const std::string script = fs::absolute("scripts/quickstart.sh").string();
+    for (const std::string path : {"../own.txt", "../bin/../own.txt", text.c_str()}) {
+        CAPTURE(path);
+        const ProgramResult result =
+            q.start({"bash", "-c", "cd " + q.run_dir() + " && exec bash " + script},
+                    {{"MS", "9000"}, {"QUICKSTART_ARGS", ""}, {"DATA", path}, {"STEPS", "30"}});
+        INFO(result.output);
+        CHECK(result.exit_code == 0);
+        CHECK(contains(result.output, "data/quickstart-own-"));
+        CHECK(contains(result.output, "is already prepared"));
+        CHECK(contains(result.output, "DATA=" + text.string() + " "));
+    }
+}
+
+TEST_CASE("the quickstart does not leave an installation behind when the build fails",
+          "[scripts]") {
+    const TemporaryDirectory folder;
+    fs::create_directory(folder / "scripts");
+    for (const char* name : {"scripts/quickstart.sh", "scripts/visibly.sh"})
+        fs::copy_file(name, folder / name);
+    write(folder / "scripts/setup.sh", R"sh(#!/bin/bash
+[ "$1" = quickstart ] || exit 0
+exec > /dev/null 2>&1
+sleep 2
+echo > "$INSTALLED"
+)sh");
+    fs::permissions(folder / "scripts/setup.sh", fs::perms::owner_all);
+    const ProgramResult result = run_program({"bash", folder / "scripts/quickstart.sh"},
+                                             {{"CI", "true"},
+                                              {"TRAIN_GPT", ""},
+                                              {"MAKE", "false"},
+                                              {"DATA", ""},
+                                              {"STEPS", ""},
+                                              {"INSTALLED", folder / "installed"}});
+    INFO(result.output);
+    CHECK(result.exit_code == 1);
+    CHECK(fs::exists(folder / "installed"));
 }
 
 TEST_CASE("the quickstart ends with a page about the run and a picture of its loss", "[scripts]") {
