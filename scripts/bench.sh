@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Compares training speed and memory with the machine's limits and with PyTorch, and the tokenizer with Hugging Face's tokenizers
-# and tiktoken. `make bench` runs it.
-#   usage: scripts/bench.sh [quick]       takes about 30 minutes; quick: only the small model, under 3 minutes
-# Prints Markdown and keeps it in build/bench.md. PyTorch is taken from, in this order: $PYTHON, a virtual environment in
-# build/venv (created with `pip install torch`, 5 GB), Debian's python3-torch. Without PyTorch, only this program is measured.
+# Compares training speed and memory with the machine's limits and with PyTorch, and the tokenizer
+# with Hugging Face's tokenizers and tiktoken. `make bench` runs it.
+#   usage: scripts/bench.sh [quick]       takes about 30 minutes; quick: only the small model, under
+#                                         3 minutes
+# Prints Markdown and keeps it in build/bench.md. PyTorch is taken from, in this order: $PYTHON, a
+# virtual environment in build/venv (created with `pip install torch`, 5 GB), Debian's
+# python3-torch. Without PyTorch, only this program is measured.
 # Threads: OMP_NUM_THREADS (default 2, or 1 on one core).
 set -u
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
@@ -47,7 +49,8 @@ mkdir -p "$build/bench-runs"
 status=${PIPESTATUS[0]}
 python3 scripts/bench_ranks.py --program "$build/train_gpt" --folder "$build/bench-runs/ranks" | tee -a "$build/bench.md"
 [ "${PIPESTATUS[0]}" = 0 ] || status=1
-# Uses GPT-2's vocabulary and the quickstart's text if they are here, with empty lines between the documents.
+# Uses GPT-2's vocabulary and the quickstart's text if they are here, with empty lines between the
+# documents.
 prose=()
 text=data/quickstart/king-james-bible.txt
 if [ -n "${GPT2_VOCAB_DIR-}" ] && [ -s $text ]; then

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Puts programs and the libraries that they need into one folder, which can be copied to nodes without packages.
+# Puts programs and the libraries that they need into one folder, which can be copied to nodes
+# without packages.
 #   usage: scripts/bundle.sh FOLDER TRAIN_GPT [PROGRAM…]        `make bundle` calls it
-# The node must have glibc (as new as this machine's or newer) and, for GPUs, the NVIDIA driver and CUDA 13's libcudart and
-# libcublasLt, in /usr/local/cuda/lib64, the system's folders or LD_LIBRARY_PATH. cuDNN also needs CUDA's libnvrtc.
+# The node must have glibc (as new as this machine's or newer) and, for GPUs, the NVIDIA driver and
+# CUDA 13's libcudart and libcublasLt, in /usr/local/cuda/lib64, the system's folders or
+# LD_LIBRARY_PATH. cuDNN also needs CUDA's libnvrtc.
 set -eu
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# -ge 2 ] || { echo "usage: scripts/bundle.sh FOLDER TRAIN_GPT [PROGRAM…]" >&2; exit 2; }

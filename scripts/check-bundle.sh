@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Tries a bundle (scripts/bundle.sh) as on a node without packages: in a root folder with nothing but glibc, the bundle and CUDA's
-# libraries, with an empty environment and no loader cache.
-#   usage: scripts/check-bundle.sh BUNDLE [CUDA_LIBRARIES]        root may make such a root folder; others only leave out the cache
+# Tries a bundle (scripts/bundle.sh) as on a node without packages: in a root folder with nothing
+# but glibc, the bundle and CUDA's libraries, with an empty environment and no loader cache.
+#   usage: scripts/check-bundle.sh BUNDLE [CUDA_LIBRARIES]
+# Root may make such a root folder; others only leave out the cache.
 set -eu
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# -ge 1 ] || { echo "usage: scripts/check-bundle.sh BUNDLE [CUDA_LIBRARIES]" >&2; exit 2; }
@@ -30,7 +31,8 @@ done
 
 if [ "$(id -u)" = 0 ] && chroot "$root" "$loader" --version > /dev/null 2>&1; then
     cp -r "$bundle" "$root/bundle"
-    # For the loader to find the folder of the program ($ORIGIN), and for the program to start itself again
+    # For the loader to find the folder of the program ($ORIGIN), and for the program to start
+    # itself again
     mkdir -p "$root/proc/self"
     ln -s /bundle/train_gpt "$root/proc/self/exe"
     cp /proc/meminfo /proc/cpuinfo "$root/proc"

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Asks cuDNN whether it makes plans for the attention of all presets on GPUs that need not be here, and whether they fit into the
-# scratch memory that they are granted (test/kernels/cudnn_plans_test.cpp). Nothing is computed. `make test-full` calls it.
+# Asks cuDNN whether it makes plans for the attention of all presets on GPUs that need not be here,
+# and whether they fit into the scratch memory that they are granted
+# (test/kernels/cudnn_plans_test.cpp). Nothing is computed. `make test-full` calls it.
 #   usage: scripts/check-cudnn.sh
 #   TEST=program     default: build/test
-# Without CUDA, or with a cuDNN before 9.8 or none, prints that and skips. The last line that it prints is "N passed, M failed".
+# Without CUDA, or with a cuDNN before 9.8 or none, prints that and skips. The last line that it
+# prints is "N passed, M failed".
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 set -u
 cd "$(dirname "$0")/.." || exit
@@ -26,7 +28,8 @@ int main() {
     std::printf("%zu\n", version ? reinterpret_cast<size_t (*)()>(version)() : 0);
 }
 EOF
-# A driver library that knows every function: those of driver.cpp, and for the others the answer that there is no device (100).
+# A driver library that knows every function: those of driver.cpp, and for the others the answer
+# that there is no device (100).
 nm -D --defined-only "$stub" | sed -n 's/.* [TW] \(cu[A-Z][A-Za-z0-9_]*\)$/\1/p' | sort -u |
     sed 's/.*/extern "C" __attribute__((weak)) int &() { return 100; }/' > "$folder/no_device.cpp"
 c=${CXX:-g++}

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Compares the built program's scores on tasks with lm-evaluation-harness, and with CORE's procedure on transformers
-# (scripts/check_harness.py). `make test-full` calls it.
+# Compares the built program's scores on tasks with lm-evaluation-harness, and with CORE's procedure
+# on transformers (scripts/check_harness.py). `make test-full` calls it.
 #   usage: scripts/check-harness.sh
-#   PYTHON=python3        the interpreter; if it lacks lm_eval or torch, they are installed once into a virtual environment in
-#                         build/harness (torch alone is several GB)
+#   PYTHON=python3        the interpreter; if it lacks lm_eval or torch, they are installed once
+#                         into a virtual environment in build/harness (torch alone is several GB)
 #   TRAIN_GPT=program     default: build/train_gpt
 # If that fails, prints the reason and skips. The last line that it prints is "N passed, M failed".
 set -u

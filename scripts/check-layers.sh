@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Checks that no source file includes a header of a higher layer, that no headers include each other in a circle, and that no
-# parts of training/, parallel/ and model/ do (a header with its sources is a part; a few named includes are excepted). That no
-# type's name is defined twice in a namespace: the linker would merge their functions. That no line of a source has more than
-# 100 columns. In training/ and parallel/ also that no
-# folder has more than 25 headers and no file more than 450 lines. `make lint` calls it.
+# Checks that no source file includes a header of a higher layer, that no headers include each other
+# in a circle, and that no parts of training/, parallel/ and model/ do (a header with its sources is
+# a part; a few named includes are excepted). That no type's name is defined twice in a namespace:
+# the linker would merge their functions. That no line of a source has more than 100 columns. In
+# training/ and parallel/ also that no folder has more than 25 headers and no file more than 450
+# lines. `make lint` calls it.
 #   usage: scripts/check-layers.sh
 # Prints the includes, folders and files that are wrong, and exits with 1 if there are any.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
@@ -48,7 +49,8 @@ circle() {  # circle WHAT: reads pairs, of which the first includes the second, 
 read -ra directories <<< "$known"
 mapfile -t headers < <(find "${directories[@]}" -name '*.h' -o -name '*.cuh')
 circle headers < <(includes "${headers[@]}")
-# "PART PART": a source of the first includes the second, which implements what the first's header declares.
+# "PART PART": a source of the first includes the second, which implements what the first's header
+# declares.
 exceptions='parallel/world parallel/launch/membership
 parallel/communicator parallel/communicator_kinds
 parallel/watchdog/watchdog parallel/watchdog/(hub|spoke)

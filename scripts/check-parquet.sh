@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Checks that Parquet files of pyarrow, DuckDB and fastparquet are read as pyarrow reads them (scripts/check_parquet.py).
-# `make test-full` calls it.
+# Checks that Parquet files of pyarrow, DuckDB and fastparquet are read as pyarrow reads them
+# (scripts/check_parquet.py). `make test-full` calls it.
 #   usage: scripts/check-parquet.sh
-#   PYTHON=python3        the interpreter; if it lacks these packages, they are installed once into a virtual environment in
-#                         build/parquet
+#   PYTHON=python3        the interpreter; if it lacks these packages, they are installed once into
+#                         a virtual environment in build/parquet
 #   TRAIN_GPT=program     default: build/train_gpt
 # If that fails, prints the reason and skips. The last line that it prints is "N passed, M failed".
 set -u

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Opens reports in a browser (Chromium, headless): no script fails, the drawn points are those of metrics.jsonl, and pointing, zooming
-# and the switches work (scripts/check_report.py). The same for the pages of `train_gpt look` (scripts/check_look.py). Writes
-# screenshots (light, dark, on a phone) and a PDF to build/report/.
+# Opens reports in a browser (Chromium, headless): no script fails, the drawn points are those of
+# metrics.jsonl, and pointing, zooming and the switches work (scripts/check_report.py). The same for
+# the pages of `train_gpt look` (scripts/check_look.py). Writes screenshots (light, dark, on a
+# phone) and a PDF to build/report/.
 # `make test-full` calls it.
-#   usage: scripts/check-report.sh [RUN…]     folders of runs to photograph; default: runs that the script makes up
+#   usage: scripts/check-report.sh [RUN…]     folders of runs to photograph; default: runs that the
+#                                             script makes up
 #   TRAIN_GPT=program     default: build/train_gpt
 #   CHROMIUM=program      default: chromium, chromium-browser or google-chrome, whichever is found
-# Without a browser or Python, prints that and skips. The last line that it prints is "N passed, M failed".
+# Without a browser or Python, prints that and skips. The last line that it prints is
+# "N passed, M failed".
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 set -u
 cd "$(dirname "$0")/.." || exit

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Reads runs of the built program with the tensorboard package (scripts/check_tensorboard.py). `make test-full` calls it.
+# Reads runs of the built program with the tensorboard package (scripts/check_tensorboard.py).
+# `make test-full` calls it.
 #   usage: scripts/check-tensorboard.sh
-#   PYTHON=python3        the interpreter; if it lacks tensorboard, that is installed once into a virtual environment in
-#                         build/tensorboard
+#   PYTHON=python3        the interpreter; if it lacks tensorboard, that is installed once into a
+#                         virtual environment in build/tensorboard
 #   TRAIN_GPT=program     default: build/train_gpt
 # If that fails, prints the reason and skips. The last line that it prints is "N passed, M failed".
 set -u

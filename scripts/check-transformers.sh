@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Compares the built program with Hugging Face's transformers (scripts/check_transformers.py --interchange). `make test-full`
-# calls it.
+# Compares the built program with Hugging Face's transformers (scripts/check_transformers.py
+# --interchange). `make test-full` calls it.
 #   usage: scripts/check-transformers.sh
-#   PYTHON=python3        the interpreter; if it lacks torch or transformers, they are installed once into a virtual
-#                         environment in build/transformers (torch alone is several GB)
+#   PYTHON=python3        the interpreter; if it lacks torch or transformers, they are installed
+#                         once into a virtual environment in build/transformers (torch alone is
+#                         several GB)
 #   TRAIN_GPT=program     default: build/train_gpt
 # If that fails, prints the reason and skips. The last line that it prints is "N passed, M failed".
 set -u

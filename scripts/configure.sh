@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Finds the compiler, libraries and toolkits that a build can use. Prints make variables on stdout, and on stderr what was found and
-# what that means for the build. The Makefile calls it and keeps the variables in build/config.mk.
+# Finds the compiler, libraries and toolkits that a build can use. Prints make variables on stdout,
+# and on stderr what was found and what that means for the build. The Makefile calls it and keeps
+# the variables in build/config.mk.
 #   usage: scripts/configure.sh, with the environment that the Makefile sets
-# Environment: CXX, CXXFLAGS, CPPFLAGS, LDFLAGS, MARCH, CUDA, MPI, ONEDNN, CUDA_HOME, CUDA_FOLDERS, GPU_ARCHS.
+# Environment: CXX, CXXFLAGS, CPPFLAGS, LDFLAGS, MARCH, CUDA, MPI, ONEDNN, CUDA_HOME, CUDA_FOLDERS,
+# GPU_ARCHS.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 set -u
 
@@ -15,7 +17,7 @@ all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev libpcre2-dev lib
 say() { printf '  %-9s %s\n' "$1" "$2" >&2; }
 stop() { printf 'error: %s\n' "$1" >&2; exit 1; }
 
-# --- The compiler -----------------------------------------------------------------------------------------------------
+# --- The compiler ---------------------------------------------------------------------------------
 command -v "${CXX%% *}" > /dev/null ||
     stop "there is no C++ compiler ($CXX); install what the build needs with: scripts/setup.sh
        (on Debian and Ubuntu: sudo apt-get install --no-install-recommends $all_packages)"
@@ -41,7 +43,8 @@ for feature in AVX2:avx2 FMA:fma AVX512F:avx512f AVX512BW:avx512bw AVX512VL:avx5
     grep -q "define __${feature%:*}__ " "$work/macros" && features="$features ${feature#*:}"
 done
 features=${features# }
-# GCC and clang prefer half of AVX-512's width for most processors; kernels that are bound by memory are faster with all of it.
+# GCC and clang prefer half of AVX-512's width for most processors; kernels that are bound by memory
+# are faster with all of it.
 case " $features " in *" avx512f "*) vectors=-mprefer-vector-width=512 ;; *) vectors= ;; esac
 compiler="$($CXX --version | head -n 1)"
 printf 'building train_gpt with:\n' >&2
@@ -79,7 +82,7 @@ missing=$(sed -n 's/^missing //p' "$work/headers" | tr '\n' ' ')
        (on Debian and Ubuntu: sudo apt-get install --no-install-recommends ${missing% })"
 catch2=$(sed -n 's/^found catch2 //p' "$work/headers")
 
-# --- oneDNN -----------------------------------------------------------------------------------------------------------
+# --- oneDNN ---------------------------------------------------------------------------------------
 onednn=0
 if [ "${ONEDNN:-}" = 0 ]; then
     say oneDNN "not wanted (ONEDNN=0): matrix products on the CPU use the project's own kernel"
@@ -104,7 +107,7 @@ else
     say oneDNN "not found: matrix products on the CPU use the project's own kernel, which is slower (apt-get install libdnnl-dev)"
 fi
 
-# --- OpenSSL --------------------------------------------------------------------------------------------------------------
+# --- OpenSSL --------------------------------------------------------------------------------------
 cat > "$work/tls.cpp" <<'TXT'
 #include <openssl/ssl.h>
 #include <cstdio>
@@ -122,7 +125,7 @@ else
     say libssl "not found: many ranks start through MPI only (apt-get install libssl-dev)"
 fi
 
-# --- zlib, libzstd, snappy and liblz4 ---------------------------------------------------------------------------------------------------
+# --- zlib, libzstd, snappy and liblz4 -------------------------------------------------------------
 compressed() {  # compressed HEADER LIBRARY CALL: whether a program with it links
     printf '#include <%s>\nint main() { return (%s) == nullptr; }\n' "$1" "$3" > "$work/compressed.cpp"
     $CXX ${CPPFLAGS-} ${CXXFLAGS-} "$work/compressed.cpp" ${LDFLAGS-} "-l$2" -o "$work/compressed" 2> "$work/log"
@@ -156,7 +159,7 @@ else
     say liblz4 "not found: tokenize refuses Parquet with LZ4 (apt-get install liblz4-dev)"
 fi
 
-# --- CUDA, cuDNN, NCCL ------------------------------------------------------------------------------------------------
+# --- CUDA, cuDNN, NCCL ----------------------------------------------------------------------------
 cuda=0
 obstacle=
 cudnn_frontend=
@@ -227,8 +230,9 @@ if [ "$cuda" = 1 ]; then
     fi
 fi
 
-# --- MPI --------------------------------------------------------------------------------------------------------------
-# The compiler wrapper knows where the library is. Only the C interface is used, so the C++ library is not linked.
+# --- MPI ------------------------------------------------------------------------------------------
+# The compiler wrapper knows where the library is. Only the C interface is used, so the C++ library
+# is not linked.
 mpi_packages="libopenmpi-dev openmpi-bin"
 others=": srun, torchrun or ssh can start many ranks"
 [ "$tls" = 1 ] || others=": without libssl nor MPI, this build trains on one rank"

@@ -1,35 +1,45 @@
 #!/usr/bin/env bash
-# Downloads data sets and prepares them for training, in data/NAME. Called again, it continues where it stopped.
+# Downloads data sets and prepares them for training, in data/NAME. Called again, it continues where
+# it stopped.
 #   usage: scripts/data.sh NAME…
 #
-#   gpt2              GPT-2's vocabulary: encoder.json, vocab.bpe                                              1.5 MB
-#   tinyshakespeare   Tiny Shakespeare, with a vocabulary of 1,024 tokens trained on it                        1 MB
-#   tinystories       TinyStories V2 (GPT-4), with one of 8,192; valid/ has the published validation stories   2.2 GB
-#   fineweb-edu-10b   FineWeb-Edu, 10 billion GPT-2 tokens: the first 100 of the shards made by llm.c          20 GB
-#   fineweb-10b       FineWeb's sample of 10 billion tokens, tokenized by llm.c                                20 GB
-#   fineweb-edu-text  FineWeb-Edu's sample of 10 billion tokens as published, in Parquet, tokenized here       29 GB
+#   gpt2              GPT-2's vocabulary: encoder.json, vocab.bpe (1.5 MB)
+#   tinyshakespeare   Tiny Shakespeare, with a vocabulary of 1,024 tokens trained on it (1 MB)
+#   tinystories       TinyStories V2 (GPT-4), with one of 8,192; valid/ has the published validation
+#                     stories (2.2 GB)
+#   fineweb-edu-10b   FineWeb-Edu, 10 billion GPT-2 tokens: the first 100 of the shards made by
+#                     llm.c (20 GB)
+#   fineweb-10b       FineWeb's sample of 10 billion tokens, tokenized by llm.c (20 GB)
+#   fineweb-edu-text  FineWeb-Edu's sample of 10 billion tokens as published, in Parquet, tokenized
+#                     here (29 GB)
 #   fineweb-edu-32k   the same texts, with a vocabulary of 32,000 tokens trained on a part of them
-#   llama3            the vocabulary of Llama 3, after its licence was accepted on Hugging Face (HF_TOKEN)     9 MB
-#   qwen3             that of Qwen 2 and 3                                                                     11 MB
-#   smollm2           that of SmolLM2                                                                          2 MB
-#   fineweb-edu-llama3, fineweb-edu-qwen3, fineweb-edu-smollm2: the texts of fineweb-edu-text in these vocabularies
-#   hellaswag         HellaSwag's validation set, for evaluation.hellaswag and train_gpt eval --hellaswag:     12 MB
-#                     data/hellaswag/published/hellaswag_val.jsonl
+#   llama3            the vocabulary of Llama 3, after its licence was accepted on Hugging Face
+#                     (HF_TOKEN) (9 MB)
+#   qwen3             that of Qwen 2 and 3 (11 MB)
+#   smollm2           that of SmolLM2 (2 MB)
+#   fineweb-edu-llama3, fineweb-edu-qwen3, fineweb-edu-smollm2
+#                     the texts of fineweb-edu-text in these vocabularies
+#   hellaswag         HellaSwag's validation set (12 MB), for evaluation.hellaswag and train_gpt
+#                     eval --hellaswag: data/hellaswag/published/hellaswag_val.jsonl
 #
-# and tasks for evaluation.tasks and train_gpt eval --tasks (docs/evaluations.md), from where they were first published. The tasks
-# are data/NAME/*.jsonl; what was published is kept in data/NAME/published.
-#   core              the 22 tasks of CORE, from nanochat's evaluation bundle                                  162 MB
+# and tasks for evaluation.tasks and train_gpt eval --tasks (docs/evaluations.md), from where they
+# were first published. The tasks are data/NAME/*.jsonl; what was published is kept in
+# data/NAME/published.
+#   core              the 22 tasks of CORE, from nanochat's evaluation bundle (162 MB)
 #   arc, piqa, hellaswag, openbookqa, winogrande, sciq, boolq, commonsenseqa, mmlu, lambada
-#                     as lm-evaluation-harness asks them                                                       < 1 GB in all
+#                     as lm-evaluation-harness asks them (< 1 GB in all)
 # Each data set has a licence of its own, which you should read.
 #
-# Environment: DATA_DIR (data), SHARDS (fineweb*: the number of training files), HF_ENDPOINT (a mirror of https://huggingface.co),
-# HF_TOKEN (an access token of Hugging Face, for files that need one),
-# TRAIN_GPT (build/train_gpt), TOKENIZER (fineweb-edu-text: a vocabulary to use instead of GPT-2's). Needs curl.
-# Downloads continue after an interruption. Each file is checked with a SHA-256 from this script or, for large files on Hugging Face,
-# from its server. The hash of a correct file is kept in FILE.sha256 (for sha256sum -c).
-# This script knows no hash of the tasks but HellaSwag's. It prints that, and keeps the hash of the first download in FILE.first:
-# a later download, also one into a folder to which FILE.first was copied, must have the same.
+# Environment: DATA_DIR (data), SHARDS (fineweb*: the number of training files), HF_ENDPOINT (a
+# mirror of https://huggingface.co), HF_TOKEN (an access token of Hugging Face, for files that need
+# one), TRAIN_GPT (build/train_gpt), TOKENIZER (fineweb-edu-text: a vocabulary to use instead of
+# GPT-2's). Needs curl.
+# Downloads continue after an interruption. Each file is checked with a SHA-256 from this script or,
+# for large files on Hugging Face, from its server. The hash of a correct file is kept in
+# FILE.sha256 (for sha256sum -c).
+# This script knows no hash of the tasks but HellaSwag's. It prints that, and keeps the hash of the
+# first download in FILE.first: a later download, also one into a folder to which FILE.first was
+# copied, must have the same.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 [ ! -e "$(dirname "$0")/../Makefile" ] || cd "$(dirname "$0")/.."  # installed, it works where it is called
@@ -64,7 +74,8 @@ fetch() {  # fetch URL FILE [SHA256]
     if [ ! -s "$file" ]; then
         echo "downloading $url"
         curl -fL "${token[@]}" --connect-timeout 20 --retry 3 -C - -o "$part" "$url" || status=$?
-        # If the file was already whole, curl fails with 22 or 33, because the server has nothing to add.
+        # If the file was already whole, curl fails with 22 or 33, because the server has nothing to
+        # add.
         if [ $status != 0 ] && ! { [ -s "$part" ] && [ -n "$wanted" ] && [ "$(sha256_of "$part")" = "$wanted" ]; }; then
             case $status in
                 5 | 6 | 7 | 28 | 35) stop "$host cannot be reached (curl: $status); check the connection and run the same command again, or put

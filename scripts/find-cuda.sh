@@ -1,11 +1,13 @@
 # shellcheck shell=bash disable=SC2034  # the script that sources this one uses the variables
-# Sourced by others: finds the CUDA toolkit for a build, and cuDNN. The toolkit is CUDA_HOME if that is set and usable, else the
-# newest of the nvcc in PATH and those in CUDA_FOLDERS (/usr/local/cuda, /opt/cuda).
+# Sourced by others: finds the CUDA toolkit for a build, and cuDNN. The toolkit is CUDA_HOME if that
+# is set and usable, else the newest of the nvcc in PATH and those in CUDA_FOLDERS (/usr/local/cuda,
+# /opt/cuda).
 
 get_cudnn="pip install nvidia-cudnn-cu13 in an active Python environment, or set CUDNN_PATH to cuDNN's folder"
 
-# cudnn_folders: the folders of cuDNN besides the toolkit's and the system's: CUDNN_PATH, and that of NVIDIA's package in the active
-# Python environment. Each may have include/ and lib/. The program looks in the same places (kernels/attention/cudnn.h).
+# cudnn_folders: the folders of cuDNN besides the toolkit's and the system's: CUDNN_PATH, and that
+# of NVIDIA's package in the active Python environment. Each may have include/ and lib/. The program
+# looks in the same places (kernels/attention/cudnn.h).
 cudnn_folders() {
     local folder
     for folder in "${CUDNN_PATH-}" "${VIRTUAL_ENV-}"/lib/python3*/site-packages/nvidia/cudnn \
@@ -14,8 +16,9 @@ cudnn_folders() {
     done
 }
 
-# all_archs NVCC: those that together run on every GPU from sm_80 on without being compiled at the start, as far as this nvcc knows them.
-# Code for 80 runs on all of 8.x, code for 100 on 10.x and code for 120 on 12.x.
+# all_archs NVCC: those that together run on every GPU from sm_80 on without being compiled at the
+# start, as far as this nvcc knows them. Code for 80 runs on all of 8.x, code for 100 on 10.x and
+# code for 120 on 12.x.
 all_archs() {
     local known arch
     known=$("$1" --list-gpu-arch 2> /dev/null)
@@ -25,7 +28,8 @@ all_archs() {
     done
 }
 
-# find_cuda: sets cuda_home and cuda_release. If no toolkit is usable, it fails and sets cuda_obstacle.
+# find_cuda: sets cuda_home and cuda_release. If no toolkit is usable, it fails and sets
+# cuda_obstacle.
 find_cuda() {
     local nvcc home release
     cuda_home='' cuda_release=''

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Fuzzes the file readers with libFuzzer: no crash, no hang, no excessive memory, no broken contract (test/fuzz/targets.cpp).
+# Fuzzes the file readers with libFuzzer: no crash, no hang, no excessive memory, no broken contract
+# (test/fuzz/targets.cpp).
 #   usage: scripts/fuzz.sh, or make fuzz [FUZZ_SECONDS=60] [FUZZ_TARGETS="shard safetensors"]
-# Each target starts from its seeds and from what earlier runs found (build/fuzz/corpus). Inputs that break a reader stay in
-# build/fuzz/found; once the reader is fixed, add them to the seeds. The last line is "N passed, M failed" (targets).
+# Each target starts from its seeds and from what earlier runs found (build/fuzz/corpus). Inputs
+# that break a reader stay in build/fuzz/found; once the reader is fixed, add them to the seeds. The
+# last line is "N passed, M failed" (targets).
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 set -uo pipefail

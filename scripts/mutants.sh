@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# Checks that the tests can fail: puts the deliberate faults of test/mutants.txt into the sources, one at a time, and runs the
-# test that must find each.
+# Checks that the tests can fail: puts the deliberate faults of test/mutants.txt into the sources,
+# one at a time, and runs the test that must find each.
 #   usage: scripts/mutants.sh [--random N [--seed S]] [--list] [--check] [NAME…]
 #   NAME…          only these faults
 #   --random N     N faults chosen at random; --seed S repeats a choice
 #   --list         prints the faults and exits
-#   --check        checks without building that each fault still fits its file, and that its test exists
-#   GPUSIM=folder  the simulated GPU's sources (as for make) or libraries; without it, faults in CUDA code are skipped
-# It works in a copy of the tree in TMPDIR, including what is built in build/. Other variables are those of make. A fault is
-# caught if its test fails, crashes or takes more than 120 s. The last line is "N passed, M failed": faults that were
-# caught, and faults that were missed or do not fit the sources.
+#   --check        checks without building that each fault still fits its file, and that its test
+#                  exists
+#   GPUSIM=folder  the simulated GPU's sources (as for make) or libraries; without it, faults in
+#                  CUDA code are skipped
+# It works in a copy of the tree in TMPDIR, including what is built in build/. Other variables are
+# those of make. A fault is caught if its test fails, crashes or takes more than 120 s. The last
+# line is "N passed, M failed": faults that were caught, and faults that were missed or do not fit
+# the sources.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,7 +41,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-# --- The list --------------------------------------------------------------------------------------------------------
+# --- The list -------------------------------------------------------------------------------------
 
 names=() files=() needs=() faults=() edits=() tests=()
 read_list() {
@@ -131,7 +134,8 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 if [ "$mode" = check ]; then
-    # The names of tests and sections, one per line, with string literals joined as the compiler does.
+    # The names of tests and sections, one per line, with string literals joined as the compiler
+    # does.
     cat test/*.cpp test/*/*.cpp | tr '\n' ' ' | sed 's/" *"//g; s/TEST_CASE_METHOD([^,]*,/TEST_CASE(/g' | grep -o '\(TEST_CASE\|SECTION\)( *"[^"]*"' |
         sed 's/( *"/ /; s/"$//' > "$work/tests"
     for i in "${chosen[@]}"; do
@@ -160,7 +164,7 @@ if [ "$mode" = check ]; then
     finish
 fi
 
-# --- The copy --------------------------------------------------------------------------------------------------------
+# --- The copy -------------------------------------------------------------------------------------
 
 simulator=${GPUSIM:+$(realpath "$GPUSIM")}
 copy=$work/tree
@@ -216,7 +220,7 @@ if [ -n "$count" ] && [ ${#runnable[@]} -gt 0 ]; then
         sort -n | head -n "$count" | cut -d ' ' -f 2 | sort -n)
 fi
 
-# --- One fault after another ---------------------------------------------------------------------------------------
+# --- One fault after another ----------------------------------------------------------------------
 
 run_test() {  # run_test INDEX: into the log; its exit code, or 124 or 137 when it took too long
     local section environment=(TRAIN_GPT="$copy/build/train_gpt") arguments code=0

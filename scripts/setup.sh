@@ -4,8 +4,9 @@
 #   build       compiler and libraries              quickstart  its text, and what draws loss.png
 #   test        Catch2                              mpi         for many ranks under mpirun
 #   Without a part: all four; -y: do not ask.
-# Installs through apt (Debian, Ubuntu), asking first unless it runs as root, with -y or with CI=true; on other systems it
-# prints what to install. Exits with 0 if everything that is needed is installed.
+# Installs through apt (Debian, Ubuntu), asking first unless it runs as root, with -y or with
+# CI=true; on other systems it prints what to install. Exits with 0 if everything that is needed is
+# installed.
 set -u
 
 unattended=0
@@ -30,8 +31,9 @@ compiles() {  # compiles HEADER: whether the compiler finds it
         printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | ${CXX:-g++} -E -x c++ - > /dev/null 2>&1
 }
 
-# With the headers of cuDNN's frontend, attention on GPUs can use cuDNN. Debian does not package them; NVIDIA's Python package has them, the same in
-# each of its builds. If they cannot be downloaded, the build goes without them.
+# With the headers of cuDNN's frontend, attention on GPUs can use cuDNN. Debian does not package
+# them; NVIDIA's Python package has them, the same in each of its builds. If they cannot be
+# downloaded, the build goes without them.
 # shellcheck source=scripts/find-cuda.sh
 . "$(dirname "$0")/find-cuda.sh"
 frontend=1.32.0

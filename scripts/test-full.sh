@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Runs every test: the suite as `make test` runs it, the long cases, the suite under AddressSanitizer and UBSan, and the data loader,
-# the verification of shards and the watchdog under ThreadSanitizer (other code runs on OpenMP teams, whose barriers ThreadSanitizer
-# does not see). With GPUSIM (a simulated GPU), also GPU kernels, with checks for races and for missing dependencies between
-# streams. Fuzzes each file reader for a minute. Checks models against transformers, scores on tasks against lm-evaluation-harness,
-# reads runs with TensorBoard and Parquet files with pyarrow, if Python has the packages or can install them. Opens reports in
-# Chromium, if it is installed. Runs the commands of the docs and checks what they name, and the lessons. Asks cuDNN for its plans,
-# if it is here. A dozen deliberate faults, chosen at random, must be caught. Installs missing packages first, and names the
-# optional programs that are missing.
+# Runs every test: the suite as `make test` runs it, the long cases, the suite under
+# AddressSanitizer and UBSan, and the data loader, the verification of shards and the watchdog under
+# ThreadSanitizer (other code runs on OpenMP teams, whose barriers ThreadSanitizer does not see).
+# With GPUSIM (a simulated GPU), also GPU kernels, with checks for races and for missing
+# dependencies between streams. Fuzzes each file reader for a minute. Checks models against
+# transformers, scores on tasks against lm-evaluation-harness, reads runs with TensorBoard and
+# Parquet files with pyarrow, if Python has the packages or can install them. Opens reports in
+# Chromium, if it is installed. Runs the commands of the docs and checks what they name, and the
+# lessons. Asks cuDNN for its plans, if it is here. A dozen deliberate faults, chosen at random,
+# must be caught. Installs missing packages first, and names the optional programs that are missing.
 #   usage: scripts/test-full.sh [native|simulated], or make test-full [GPUSIM=LIBRARIES]
-# native and simulated are its two halves, which two machines can run at the same time. The last line that it prints is
-# "N passed, M failed" for all of these together.
+# native and simulated are its two halves, which two machines can run at the same time. The last
+# line that it prints is "N passed, M failed" for all of these together.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 . scripts/count-tests.sh

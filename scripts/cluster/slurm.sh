@@ -1,17 +1,23 @@
 #!/usr/bin/env bash
-# Trains on a Slurm cluster with one rank for each GPU. srun starts the ranks, which meet over TCP and need no MPI.
+# Trains on a Slurm cluster with one rank for each GPU. srun starts the ranks, which meet over TCP
+# and need no MPI.
 #   usage: sbatch [SBATCH OPTIONS] scripts/cluster/slurm.sh CONFIG [ARGUMENTS of train_gpt train…]
 #          sbatch --nodes=4 scripts/cluster/slurm.sh configs/gpt2-124m.json --set run_dir=runs/124m
-#          LAUNCHER_OPTIONS=--mpi=pmix sbatch scripts/cluster/slurm.sh configs/gpt2-124m.json    through MPI, by Slurm's PMIx
-#          LAUNCHER=mpirun sbatch scripts/cluster/slurm.sh configs/gpt2-124m.json                 through MPI, by Open MPI's mpirun
-# Submit it in the repository's folder, on storage that all nodes see; edit the lines below for your cluster. It begins with a
-# selfcheck and ends if a rank is slower than the others. Ten minutes before the time limit the ranks write a checkpoint, and the job
-# is requeued to resume from it. It is also requeued whenever training stops early (exit code 75) or a node fails. An error ends the
+#          LAUNCHER_OPTIONS=--mpi=pmix sbatch scripts/cluster/slurm.sh configs/gpt2-124m.json
+#              through MPI, by Slurm's PMIx
+#          LAUNCHER=mpirun sbatch scripts/cluster/slurm.sh configs/gpt2-124m.json
+#              through MPI, by Open MPI's mpirun
+# Submit it in the repository's folder, on storage that all nodes see; edit the lines below for your
+# cluster. It begins with a selfcheck and ends if a rank is slower than the others. Ten minutes
+# before the time limit the ranks write a checkpoint, and the job is requeued to resume from it. It
+# is also requeued whenever training stops early (exit code 75) or a node fails. An error ends the
 # job. `scancel --batch --signal=TERM JOB` ends it after a checkpoint.
-# Environment: LAUNCHER (srun, mpirun), LAUNCHER_OPTIONS (more arguments of it), TRAIN_GPT (the program; build/train_gpt),
-# SELFCHECK (its arguments, such as "--tolerance 25"), TRAIN_GPT_SECRET (a new one), TRAIN_GPT_ADDRESS (node1-ib0:29500: rank 0's name
-# in another network than the node's own name is of).
-# Tried: bash -n, shellcheck, and as a whole with two ranks on one machine: Open MPI 4.1, and stand-ins for srun and scontrol.
+# Environment: LAUNCHER (srun, mpirun), LAUNCHER_OPTIONS (more arguments of it), TRAIN_GPT (the
+# program; build/train_gpt), SELFCHECK (its arguments, such as "--tolerance 25"), TRAIN_GPT_SECRET
+# (a new one), TRAIN_GPT_ADDRESS (node1-ib0:29500: rank 0's name in another network than the node's
+# own name is of).
+# Tried: bash -n, shellcheck, and as a whole with two ranks on one machine: Open MPI 4.1, and
+# stand-ins for srun and scontrol.
 # Not tried: Slurm itself, several nodes, GPUs.
 #
 #SBATCH --job-name=train_gpt
@@ -33,11 +39,12 @@ case ${1-} in -h | --help) sed -n '2,/^# Not tried/s/^# \{0,1\}//p' "$0"; exit ;
 program=${TRAIN_GPT:-build/train_gpt}
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 # If nodes have several networks, set which one carries the gradients:
-#   export NCCL_SOCKET_IFNAME=ib0    the interface over which NCCL's ranks find each other (^docker0,lo: all but these)
+#   export NCCL_SOCKET_IFNAME=ib0    the interface over which NCCL's ranks find each other
+#                                    (^docker0,lo: all but these)
 #   export NCCL_IB_HCA=mlx5          the InfiniBand adapters that it uses; NCCL_IB_DISABLE=1: none
 #   export NCCL_DEBUG=INFO           prints what NCCL found
-# With mpirun, LAUNCHER_OPTIONS="-x NCCL_SOCKET_IFNAME -x NCCL_IB_HCA" passes these to the other nodes. There, ranks on CPUs
-# communicate through MPI: export OMPI_MCA_btl_tcp_if_include=ib0
+# With mpirun, LAUNCHER_OPTIONS="-x NCCL_SOCKET_IFNAME -x NCCL_IB_HCA" passes these to the other
+# nodes. There, ranks on CPUs communicate through MPI: export OMPI_MCA_btl_tcp_if_include=ib0
 
 # The ranks of this job know each other by it.
 export TRAIN_GPT_SECRET=${TRAIN_GPT_SECRET:-$(od -An -v -tx1 -N32 /dev/urandom | tr -d ' \n')}
