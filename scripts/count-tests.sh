@@ -13,11 +13,12 @@ first_with=()
 # background, since bash takes no signal while it waits for one in the foreground.
 work=$(mktemp -d)
 # shellcheck disable=SC2046  # the numbers are words
-trap 'kill $(jobs -p) 2> /dev/null; rm -rf "$work"' EXIT
+trap 'trap "" INT TERM; kill $(jobs -p) 2> /dev/null; rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# interruptible COMMAND…: in the background bash lets programs ignore Ctrl-C; this one takes it.
+# interruptible COMMAND…: bash lets programs in the background, and all that they start, ignore
+# Ctrl-C. This one begins as in the foreground.
 interruptible() { exec env --default-signal=INT,QUIT "$@"; }
 
 as_a_part() {

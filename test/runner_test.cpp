@@ -188,7 +188,7 @@ TEST_CASE("Ctrl-C or SIGTERM ends run-tests.sh and all that it started") {
         "SCRIPT=$PPID exec \"$TESTS\" 'waits for a program'\n";
     const std::string program =
         "echo $$ >> \"$PROCESSES\"\n"
-        "[ $(wc -l < \"$PROCESSES\") -lt $WANTED ] || { sleep 1; kill $SIGNAL$SCRIPT; }\n"
+        "[ $(wc -l < \"$PROCESSES\") -lt $WANTED ] || { sleep 1; kill $SIGNAL$SCRIPT; } &\n"
         "exec sleep 600\n";
     struct Signal {
         const char* arguments;
