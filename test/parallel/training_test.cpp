@@ -343,7 +343,7 @@ TEST_CASE("ranks that choose ZeRO's stage keep it, and train as if it were given
     const ProgramResult rest = job.start(3, "resumed", open);
     INFO(rest.output);
     REQUIRE(rest.exit_code == 0);
-    CHECK(contains(rest.output, "parallel.zero: stage 3, as the run's checkpoint says"));
+    CHECK(contains(rest.output, "parallel.zero: stage 3, as the kept choices say"));
     CHECK(chosen(resumed) == 3);
     const std::string given = job.train(2, "given-3", zero(1), {"--stop-at", "10"});
     job.train(3, "given-3", zero(3));
