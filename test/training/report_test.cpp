@@ -906,10 +906,11 @@ TEST_CASE("a report that follows a long run keeps few of its rows, and every ext
 }
 
 TEST_CASE("the page of a run that was resumed thousands of times is small", "[report]") {
+    const bool moves = GENERATE(true, false);  // or it always resumes from the same step
+    CAPTURE(moves);
     const TemporaryDirectory directory;
     const MadeRun run(directory / "run", {.lines = 1000});
     const int64_t starts = random_int(3000, 5000);
-    const bool moves = random_int(0, 1) != 0;  // or it always resumes from the same step
     std::string history, reason(static_cast<size_t>(random_int(10, 3000)), 'x');
     for (int64_t i = 0; i < starts; ++i) {
         const int64_t step = moves ? 1000 * i / starts : 500;
