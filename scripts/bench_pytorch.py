@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """The PyTorch side of `make bench`: the same training step, as fast as PyTorch alone can run it.
 
-    scripts/bench_pytorch.py --n-layer 6 --n-embd 384 --n-head 6 --vocab 4096 --batch 8 --sequence 256 \\
-        --dtype fp32|autocast|masters [--compile] --threads 2 [--steps 10 | --server]
-        [--device cuda [--sdpa auto|flash|cudnn]] [--family llama --n-kv-head 2 --n-ff 1024 [--tied]]
-        [--family olmoe|qwen3_moe --n-kv-head 2 --n-ff 288 --n-expert 8 --n-expert-per-token 2 --experts eager|grouped_mm]
+    scripts/bench_pytorch.py --n-layer 6 --n-embd 384 --n-head 6 --vocab 4096 --batch 8 \\
+        --sequence 256 --dtype fp32|autocast|masters [--compile] --threads 2 [--steps 10 | --server]
+        [--device cuda [--sdpa auto|flash|cudnn]]
+        [--family llama --n-kv-head 2 --n-ff 1024 [--tied]]
+        [--family olmoe|qwen3_moe --n-kv-head 2 --n-ff 288 --n-expert 8
+            --n-expert-per-token 2 --experts eager|grouped_mm]
 
-GPT-2, or transformers' LlamaForCausalLM, OlmoeForCausalLM or Qwen3MoeForCausalLM (--n-ff: of an expert), with scaled_dot_product_attention, cross-entropy, gradient clipping at 1.0, fused AdamW (if
+GPT-2, or transformers' LlamaForCausalLM, OlmoeForCausalLM or Qwen3MoeForCausalLM (--n-ff: of an
+expert), with scaled_dot_product_attention, cross-entropy, gradient clipping at 1.0, fused AdamW (if
 this version of PyTorch has it), synthetic data. The optimizer's weights are fp32 with every dtype:
     fp32       everything in fp32
     autocast   torch.autocast to bfloat16 over fp32 weights
     masters    weights, activations and gradients bfloat16; AdamW on fp32 copies of the weights
 
-Prints one JSON line when it is ready, then one for --steps, or in --server mode one for each line "go N" on stdin:
+Prints one JSON line when it is ready, then one for --steps, or in --server mode one for each line
+"go N" on stdin:
     {"ms": [of each of N steps], "loss": of the last step, "peak_rss": bytes, during the steps only}
-On a GPU, "peak_rss" is the most memory that PyTorch had allocated there, --vocab is padded to a multiple of 128 as fast
-programs do, and steps follow each other without waiting for the host.
+On a GPU, "peak_rss" is the most memory that PyTorch had allocated there, --vocab is padded to a
+multiple of 128 as fast programs do, and steps follow each other without waiting for the host.
 """
 import argparse
 import json
@@ -24,8 +28,10 @@ import os
 import sys
 import time
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-for option in ("--n-layer", "--n-embd", "--n-head", "--vocab", "--batch", "--sequence", "--threads"):
+parser = argparse.ArgumentParser(description=__doc__,
+                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+for option in ("--n-layer", "--n-embd", "--n-head", "--vocab", "--batch", "--sequence",
+               "--threads"):
     parser.add_argument(option, type=int, required=True)
 parser.add_argument("--dtype", choices=("fp32", "autocast", "masters"), required=True)
 parser.add_argument("--family", choices=("gpt2", "llama", "olmoe", "qwen3_moe"), default="gpt2")
@@ -101,15 +107,16 @@ class Transformers(nn.Module):
         super().__init__()
         import transformers  # GPT-2 above does without it
         name = {"llama": "Llama", "olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe"}[args.family]
-        shape = dict(
-            vocab_size=args.vocab, hidden_size=args.n_embd, intermediate_size=args.n_ff, num_hidden_layers=args.n_layer,
-            num_attention_heads=args.n_head, num_key_value_heads=args.n_kv_head, max_position_embeddings=args.sequence,
-            tie_word_embeddings=args.tied, use_cache=False)
+        shape = dict(vocab_size=args.vocab, hidden_size=args.n_embd, intermediate_size=args.n_ff,
+                     num_hidden_layers=args.n_layer, num_attention_heads=args.n_head,
+                     num_key_value_heads=args.n_kv_head, max_position_embeddings=args.sequence,
+                     tie_word_embeddings=args.tied, use_cache=False)
         if args.n_expert:
             shape.update(num_experts=args.n_expert, num_experts_per_tok=args.n_expert_per_token,
                          experts_implementation=args.experts)
         if args.family == "qwen3_moe":
-            shape.update(moe_intermediate_size=args.n_ff, head_dim=args.n_embd // args.n_head, norm_topk_prob=True)
+            shape.update(moe_intermediate_size=args.n_ff, head_dim=args.n_embd // args.n_head,
+                         norm_topk_prob=True)
         config = getattr(transformers, name + "Config")(attn_implementation="sdpa", **shape)
         self.model = getattr(transformers, name + "ForCausalLM")(config)
 
@@ -123,7 +130,8 @@ class Trainer:
         torch.set_num_threads(args.threads)
         torch.manual_seed(1)
         if args.device == "cuda" and args.sdpa != "auto":
-            backends = {"flash": torch.backends.cuda.enable_flash_sdp, "cudnn": torch.backends.cuda.enable_cudnn_sdp}
+            backends = {"flash": torch.backends.cuda.enable_flash_sdp,
+                        "cudnn": torch.backends.cuda.enable_cudnn_sdp}
             for name, enable in backends.items():
                 enable(name == args.sdpa)
             torch.backends.cuda.enable_mem_efficient_sdp(False)
@@ -131,10 +139,12 @@ class Trainer:
         if args.dtype == "masters":
             model = model.bfloat16()
         self.weights = list(model.parameters())
-        self.masters = [w.detach().float() for w in self.weights] if args.dtype == "masters" else self.weights
+        self.masters = ([w.detach().float() for w in self.weights] if args.dtype == "masters"
+                        else self.weights)
         matrices = [w for w in self.masters if w.dim() >= 2]
         vectors = [w for w in self.masters if w.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+        groups = [{"params": matrices, "weight_decay": 0.1},
+                  {"params": vectors, "weight_decay": 0.0}]
         settings = dict(lr=3e-4, betas=(0.9, 0.95), eps=1e-8)
         try:
             self.optimizer = torch.optim.AdamW(groups, fused=True, **settings)
@@ -144,7 +154,8 @@ class Trainer:
         self.generator = torch.Generator().manual_seed(2)
 
     def step(self):
-        data = torch.randint(0, args.vocab, (args.batch, args.sequence + 1), generator=self.generator)
+        data = torch.randint(0, args.vocab, (args.batch, args.sequence + 1),
+                             generator=self.generator)
         if args.device == "cuda":
             data = data.pin_memory().to("cuda", non_blocking=True)
         with torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.dtype == "autocast"):
@@ -181,7 +192,8 @@ class Trainer:
                 start = time.perf_counter()
                 loss = self.step().item()
                 times.append((time.perf_counter() - start) * 1e3)
-        print(json.dumps({"ms": [round(t, 2) for t in times], "loss": round(loss, 6), "peak_rss": peak_rss()}), flush=True)
+        print(json.dumps({"ms": [round(t, 2) for t in times], "loss": round(loss, 6),
+                          "peak_rss": peak_rss()}), flush=True)
 
 
 def reset_peak_rss():

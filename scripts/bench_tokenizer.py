@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Compares the tokenizer with Hugging Face's tokenizers and tiktoken, if these Python packages are installed.
+"""Compares the tokenizer with Hugging Face's tokenizers and tiktoken, if these Python packages are
+installed.
 
     scripts/bench_tokenizer.py [quick|train] [--vocab PATH] [--text FILE …] [--vocab-size N]
 
-Measures encoding with one thread and with all threads, training, and texts on which a tokenizer's work may grow with the
-square of their length. All programs get the same vocabulary and the same documents and take turns, and their ids and
-merges are compared. `train` measures only training. Prints Markdown. Starting and loading are not timed. `make bench` runs
-it; to run it by hand, first `make build/bench_tokenizer`.
+Measures encoding with one thread and with all threads, training, and texts on which a tokenizer's
+work may grow with the square of their length. All programs get the same vocabulary and the same
+documents and take turns, and their ids and merges are compared. `train` measures only training.
+Prints Markdown. Starting and loading are not timed. `make bench` runs it; to run it by hand, first
+`make build/bench_tokenizer`.
 
---vocab   a tokenizer.json, GPT-2's vocab.json and merges.txt in a folder, or a rank file such as r50k_base.tiktoken;
-          without it, a vocabulary of --vocab-size tokens is trained on the text
---text    UTF-8 text files with empty lines between documents; without them, English-like text is generated: a few
-          hundred real words and a long tail of invented ones, which are as rare as the rare words of real text
+--vocab   a tokenizer.json, GPT-2's vocab.json and merges.txt in a folder, or a rank file such as
+          r50k_base.tiktoken; without it, a vocabulary of --vocab-size tokens is trained on the text
+--text    UTF-8 text files with empty lines between documents; without them, English-like text is
+          generated: a few hundred real words and a long tail of invented ones, which are as rare as
+          the rare words of real text
 """
 import argparse
 import array
@@ -26,13 +29,15 @@ import time
 
 from tokenizer_patterns import PATTERNS
 
-WORDS = """the of and to in a is that for it was as with be on by not he his but at are this have from or had an they which
-one you were all her she there would their we him been has when who will no more if out so up said what its about than into
-them can only other time new some could these two may first then do any like my now over such our man me even most made
-after also did many off before must well back through years where much your way down should because long each just state
-those people too mr how little good world make very year still see work life day being both between under never same another
-know while last might us great old against go came right used take three himself few house use place home during without
-again however american around water hand part number small every government set fact always""".split()
+WORDS = """the of and to in a is that for it was as with be on by not he his but at are this have
+from or had an they which one you were all her she there would their we him been has when who will
+no more if out so up said what its about than into them can only other time new some could these two
+may first then do any like my now over such our man me even most made after also did many off before
+must well back through years where much your way down should because long each just state those
+people too mr how little good world make very year still see work life day being both between under
+never same another know while last might us great old against go came right used take three himself
+few house use place home during without again however american around water hand part number small
+every government set fact always""".split()
 MILLION = 1_000_000
 
 
@@ -43,7 +48,8 @@ def invented_words(rng, n):
     suffixes = [""] * 6 + "s ed ing er ly ness tion able ment al".split()
     words = set()
     while len(words) < n:
-        syllables = (rng.choice(starts) + rng.choice(middles) + rng.choice(ends) for _ in range(rng.randint(1, 3)))
+        syllables = (rng.choice(starts) + rng.choice(middles) + rng.choice(ends)
+                     for _ in range(rng.randint(1, 3)))
         words.add("".join(syllables) + rng.choice(suffixes))
     return sorted(words, key=lambda word: (len(word), rng.random()))
 
@@ -95,7 +101,8 @@ def tempting_texts():
 
 class Ours:
     def __init__(self, program):
-        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True)
 
     def ask(self, *words):
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
@@ -130,7 +137,8 @@ def timed(work):
 def byte_of_character():
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {**{chr(byte): byte for byte in printable}, **{chr(0x100 + i): byte for i, byte in enumerate(others)}}
+    return {**{chr(byte): byte for byte in printable},
+            **{chr(0x100 + i): byte for i, byte in enumerate(others)}}
 
 
 def tiktoken_encoding(tiktoken, file, pattern):
@@ -139,9 +147,10 @@ def tiktoken_encoding(tiktoken, file, pattern):
         definition = json.load(opened)
     added = {token["content"]: token["id"] for token in definition["added_tokens"]}
     byte_of = byte_of_character()
-    ranks = {bytes(byte_of[c] for c in token): rank for token, rank in definition["model"]["vocab"].items()
-             if token not in added}
-    return tiktoken.Encoding("same", pat_str=PATTERNS[pattern], mergeable_ranks=ranks, special_tokens=added)
+    ranks = {bytes(byte_of[c] for c in token): rank
+             for token, rank in definition["model"]["vocab"].items() if token not in added}
+    return tiktoken.Encoding("same", pat_str=PATTERNS[pattern], mergeable_ranks=ranks,
+                             special_tokens=added)
 
 
 def encoders(modules, file, pattern):
@@ -156,8 +165,10 @@ def encoders(modules, file, pattern):
         tokenizer = modules["tokenizers"].Tokenizer.from_file(file)
         tokenizer.encode_special_tokens = True
         result["tokenizers"] = lambda documents, threads: (
-            [tokenizer.encode(document, add_special_tokens=False).ids for document in documents] if threads == 1
-            else [encoded.ids for encoded in tokenizer.encode_batch(documents, add_special_tokens=False)])
+            [tokenizer.encode(document, add_special_tokens=False).ids for document in documents]
+            if threads == 1
+            else [encoded.ids
+                  for encoded in tokenizer.encode_batch(documents, add_special_tokens=False)])
     return result
 
 
@@ -179,10 +190,12 @@ def compare_encoding(ours, peers, documents, path, rounds, folder):
             for name, encode in peers.items():
                 duration, ids = timed(lambda encode=encode: encode(documents, threads))
                 seconds[name].append(duration)
-                if number == 0 and array.array("I", itertools.chain.from_iterable(ids)) != read_ids(ids_file):
+                if number == 0 and array.array("I", itertools.chain.from_iterable(ids)) != read_ids(
+                        ids_file):
                     print(f"error: {name} gives other ids", file=sys.stderr)
                     equal = False
-        times = [statistics.median(theirs / own for theirs, own in zip(seconds[name], seconds["train_gpt"]))
+        times = [statistics.median(theirs / own
+                                   for theirs, own in zip(seconds[name], seconds["train_gpt"]))
                  for name in peers]
         print(f"| {threads} thread{'s' * (threads > 1)} |" +
               "".join(f" {median_rate(size, seconds[name])} |" for name in seconds) +
@@ -193,8 +206,9 @@ def compare_encoding(ours, peers, documents, path, rounds, folder):
 def compare_training(ours, tokenizers, documents, path, vocab_size, folder):
     size, threads, out = os.path.getsize(path), os.cpu_count(), os.path.join(folder, "trained.json")
     counting, merging = map(float, ours.ask("train", path, threads, vocab_size, out))
-    print(f"\nTraining {vocab_size} tokens on {size / MILLION:.0f} MB with {threads} threads: train_gpt "
-          f"{counting + merging:.2f} s (counting words {counting:.2f} s, merging {merging:.2f} s)", end="")
+    print(f"\nTraining {vocab_size} tokens on {size / MILLION:.0f} MB with {threads} threads: "
+          f"train_gpt {counting + merging:.2f} s (counting words {counting:.2f} s, merging "
+          f"{merging:.2f} s)", end="")
     if not tokenizers:
         print()
         return True
@@ -213,20 +227,24 @@ def compare_training(ours, tokenizers, documents, path, vocab_size, folder):
 
 
 def show_tempting(ours, rounds, folder):
-    print("\n| a megabyte of | train_gpt MB/s | time per byte beside that of a quarter |\n|---|---|---|")
+    print("\n| a megabyte of | train_gpt MB/s | time per byte beside that of a quarter |\n"
+          "|---|---|---|")
     for name, text in tempting_texts().items():
         seconds = []
         for length in (len(text), len(text) // 4):
             path = write_text(os.path.join(folder, "tempting"), [text[:length]])
-            seconds.append(statistics.median(float(ours.ask("encode", path, 1)[0]) for _ in range(rounds)))
-        print(f"| {name} | {len(text) / MILLION / seconds[0]:.1f} | {seconds[0] / seconds[1] / 4:.2f} |", flush=True)
+            seconds.append(
+                statistics.median(float(ours.ask("encode", path, 1)[0]) for _ in range(rounds)))
+        print(f"| {name} | {len(text) / MILLION / seconds[0]:.1f} | "
+              f"{seconds[0] / seconds[1] / 4:.2f} |", flush=True)
 
 
 def load_module(name):
     try:
         return __import__(name)
     except ImportError:
-        print(f"not compared with {name}, which {sys.executable} does not have; pip install {name} installs it")
+        print(f"not compared with {name}, which {sys.executable} does not have; pip install {name} "
+              "installs it")
         return None
 
 
@@ -237,17 +255,20 @@ def measure_encoding(ours, modules, documents, path, rounds, args):
         ours.ask("train", path, os.cpu_count(), args.vocab_size, vocab)
     file = os.path.join(args.folder, "tokenizer.json")
     pattern = ours.ask("load", vocab, file)[0]
-    equal = compare_encoding(ours, encoders(modules, file, pattern), documents, path, rounds, args.folder)
+    equal = compare_encoding(ours, encoders(modules, file, pattern), documents, path, rounds,
+                             args.folder)
     show_tempting(ours, rounds, args.folder)
     return equal
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=["quick", "train"],
                         help="quick: less text, fewer rounds; train: only training")
     parser.add_argument("--vocab", help="the vocabulary to encode with")
-    parser.add_argument("--vocab-size", type=int, default=50257, help="tokens of the trained vocabulary (default 50257)")
+    parser.add_argument("--vocab-size", type=int, default=50257,
+                        help="tokens of the trained vocabulary (default 50257)")
     parser.add_argument("--text", nargs="+", help="text files")
     parser.add_argument("--program", default="build/bench_tokenizer")
     parser.add_argument("--folder", default="build/bench-runs/tokenizer", help="for scratch files")
@@ -266,12 +287,14 @@ def main():
                 documents += [document for document in file.read().split("\n\n") if document]
     else:
         documents = made_up_documents(4 if args.part == "quick" else 24)
-    path = write_text(os.path.join(args.folder, "text"), [document.encode() for document in documents])
+    path = write_text(os.path.join(args.folder, "text"),
+                      [document.encode() for document in documents])
     print(f"\nText: {os.path.getsize(path) / MILLION:.1f} MB in {len(documents)} documents, "
           f"{', '.join(args.text) if args.text else 'made up'}.")
 
     ours = Ours(args.program)
-    equal = compare_training(ours, modules["tokenizers"], documents, path, min(args.vocab_size, 32768), args.folder)
+    equal = compare_training(ours, modules["tokenizers"], documents, path,
+                             min(args.vocab_size, 32768), args.folder)
     if args.part != "train":
         equal &= measure_encoding(ours, modules, documents, path, rounds, args)
     if not equal:

@@ -58,7 +58,8 @@ over(span('loss', 5));
 seen.held = [...document.querySelectorAll('.text[data-view=loss] .at')].map(n => +n.dataset.i);
 dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}));
 seen.moved = [...document.querySelectorAll('.text[data-view=loss] .at')].map(n => +n.dataset.i);
-seen.focused = [...document.querySelectorAll('.text')].filter(host => host.offsetWidth).map(host => {
+seen.focused = [...document.querySelectorAll('.text')].filter(host =>
+    host.offsetWidth).map(host => {
     host.focus();
     host.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}));
     return [document.activeElement === host, +host.querySelector('.at').dataset.i];
@@ -93,7 +94,8 @@ const root = document.documentElement, seen = {width: root.clientWidth, wide: ro
 const name = node => node.tagName + '.' + node.getAttribute('class') + '#' + node.id;
 const all = [...document.querySelectorAll('main *')].filter(node => node.getClientRects().length);
 seen.cut = all.filter(node => !(node instanceof SVGElement) &&
-    getComputedStyle(node).overflowX !== 'visible' && node.scrollWidth > node.clientWidth + 1).map(name);
+    getComputedStyle(node).overflowX !== 'visible' &&
+    node.scrollWidth > node.clientWidth + 1).map(name);
 seen.outside = all.filter(node => {
     const box = node.getBoundingClientRect();
     return box.width && (box.left < -0.5 || box.right > root.clientWidth + 0.5);
@@ -105,7 +107,8 @@ const luminance = () => [...paper.getImageData(0, 0, 1, 1).data].slice(0, 3).map
     .reduce((sum, v, c) => sum + v * [0.2126, 0.7152, 0.0722][c], 0);
 const contrast = node => {
     const above = [];
-    for (let at = node; at; at = at.parentElement) above.unshift(getComputedStyle(at).backgroundColor);
+    for (let at = node; at; at = at.parentElement)
+        above.unshift(getComputedStyle(at).backgroundColor);
     paint('white');
     above.forEach(paint);
     const ground = luminance();
@@ -113,11 +116,13 @@ const contrast = node => {
     const text = luminance();
     return (Math.max(ground, text) + 0.05) / (Math.min(ground, text) + 0.05);
 };
-const texts = () => [...document.querySelectorAll('main *')].filter(node => node.getClientRects().length &&
-    !node.disabled && [...node.childNodes].some(child => child.nodeType === 3 && child.data.trim()));
+const texts = () => [...document.querySelectorAll('main *')].filter(node =>
+    node.getClientRects().length && !node.disabled &&
+    [...node.childNodes].some(child => child.nodeType === 3 && child.data.trim()));
 seen.pale = [];
 seen.measured = 0;
-const slider = document.getElementById('layer'), spans = document.querySelectorAll('.text[data-view=loss] span');
+const slider = document.getElementById('layer'),
+    spans = document.querySelectorAll('.text[data-view=loss] span');
 for (const i of [0, spans.length >> 1, spans.length - 1]) for (let l = 0; l <= slider.max; ++l) {
     slider.value = l;
     slider.dispatchEvent(new Event('input'));
@@ -125,7 +130,8 @@ for (const i of [0, spans.length >> 1, spans.length - 1]) for (let l = 0; l <= s
     for (const node of texts()) {
         ++seen.measured;
         const found = contrast(node);
-        if (found < 4.5) seen.pale.push(`${name(node)} ${node.textContent.slice(0, 20)}: ${found.toFixed(2)}`);
+        if (found < 4.5)
+            seen.pale.push(`${name(node)} ${node.textContent.slice(0, 20)}: ${found.toFixed(2)}`);
     }
 }
 seen.errors = window.errorsSeen;

@@ -3,8 +3,9 @@
 
 usage: scripts/check_report.py TRAIN_GPT CHROMIUM FOLDER [RUN…]
 
-scripts/check-report.sh calls it. Pages, screenshots and a PDF go into FOLDER. With folders of runs, it photographs these; without,
-the runs that it makes up. The last line that it prints is "N passed, M failed".
+scripts/check-report.sh calls it. Pages, screenshots and a PDF go into FOLDER. With folders of runs,
+it photographs these; without, the runs that it makes up. The last line that it prints is "N passed,
+M failed".
 """
 import html.parser
 import http.server
@@ -32,11 +33,12 @@ def check(condition, claim):
         print(f"failed: {claim}")
 
 
-# ---- Runs that are made up ----------------------------------------------------------------------------------------------------
+# ---- Runs that are made up -----------------------------------------------------------------------
 
 
 def make_loads(rng, layers, experts, share):
-    """How often each expert was chosen, in thousandths of the mean: uneven, and more so in later layers. share: of the run that is done."""
+    """How often each expert was chosen, in thousandths of the mean: uneven, and more so in later
+    layers. share: of the run that is done."""
     loads = []
     for layer in range(layers):
         spread = 0.2 + (2.5 * share if layer % 7 == 5 else 1.2 * (1 - share))
@@ -46,8 +48,8 @@ def make_loads(rng, layers, experts, share):
 
 
 def make_run(folder, steps, seed, sources=(), layers=4, experts=0):
-    """A run's folder with random metrics that look like those of a run; it was stopped and resumed in the middle. experts: of each layer but
-    the first one."""
+    """A run's folder with random metrics that look like those of a run; it was stopped and resumed
+    in the middle. experts: of each layer but the first one."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -59,9 +61,11 @@ def make_run(folder, steps, seed, sources=(), layers=4, experts=0):
     }
     (folder / "config.json").write_text(json.dumps(config))
     start = {
-        "event": "start", "step": 0, "time": 1772366400, "resumes": False, "version": "made up", "device": "CPU", "ranks": 2,
-        "hosts": ["node-1", "node-2"], "parameters": 4000000, "vocabulary": 4096, "tokenizer": "0123456789abcdef",
-        "memory": {"parameters": 8 << 20, "gradients": 16 << 20, "masters": 16 << 20, "moments": 32 << 20, "activations": 70 << 20},
+        "event": "start", "step": 0, "time": 1772366400, "resumes": False, "version": "made up",
+        "device": "CPU", "ranks": 2, "hosts": ["node-1", "node-2"], "parameters": 4000000,
+        "vocabulary": 4096, "tokenizer": "0123456789abcdef",
+        "memory": {"parameters": 8 << 20, "gradients": 16 << 20, "masters": 16 << 20,
+                   "moments": 32 << 20, "activations": 70 << 20},
     }
     half = steps // 2
     history = [start]
@@ -70,38 +74,50 @@ def make_run(folder, steps, seed, sources=(), layers=4, experts=0):
         for step in range(1, steps + 1):
             ms = rng.uniform(70, 80) + (400 if rng.random() < 0.001 else 0)
             seconds += ms / 1000
-            loss = 2.5 + 5.8 * math.exp(-step / (steps / 40)) + (step / steps * 30 + 1) ** -0.5 + rng.gauss(0, 0.06)
+            loss = 2.5 + 5.8 * math.exp(-step / (steps / 40)) + (
+                step / steps * 30 + 1) ** -0.5 + rng.gauss(0, 0.06)
             line = {
-                "step": step, "loss": loss, "grad_norm": 0.3 + rng.expovariate(15) + 3 * math.exp(-step / 100),
+                "step": step, "loss": loss,
+                "grad_norm": 0.3 + rng.expovariate(15) + 3 * math.exp(-step / 100),
                 "learning_rate": 1e-3 * min(1, step / (0.02 * steps)) * (1 - 0.9 * step / steps),
-                "tokens_per_second": 16384e3 / ms, "peak_fraction": 40 / ms, "compute_ms": 0.9 * ms, "communication_ms": 0.04 * ms,
-                "data_wait_ms": 0.01 * ms, "optimizer_ms": 0.05 * ms,
+                "tokens_per_second": 16384e3 / ms, "peak_fraction": 40 / ms, "compute_ms": 0.9 * ms,
+                "communication_ms": 0.04 * ms, "data_wait_ms": 0.01 * ms, "optimizer_ms": 0.05 * ms,
             }
             for i, source in enumerate(sources):
                 line[f"loss/{source}"] = loss + i - 0.5 + rng.gauss(0, 0.1)
             if experts:
-                line["router_load"], line["router_idle"] = 1 + rng.expovariate(1), rng.randrange(experts)
+                line["router_load"], line["router_idle"] = (1 + rng.expovariate(1),
+                                                            rng.randrange(experts))
             line["seconds"] = seconds
             metrics.write(json.dumps(line) + "\n")
             if step % max(1, steps // 20) == 0:
-                metrics.write(json.dumps({"step": step, "val_loss": loss + 0.05, "val_bits_per_byte": loss / 3, "seconds": seconds}) + "\n")
-                text = " was the </script> word, & <b>it</b> was\nwith the " + " ".join(rng.choices("house king land men said".split(), k=40))
-                history.append({"event": "sample", "step": step, "time": 1772366400, "prompt": "In the beginning", "text": text})
+                metrics.write(json.dumps({"step": step, "val_loss": loss + 0.05,
+                                          "val_bits_per_byte": loss / 3, "seconds": seconds}) +
+                              "\n")
+                text = " was the </script> word, & <b>it</b> was\nwith the " + " ".join(
+                    rng.choices("house king land men said".split(), k=40))
+                history.append({"event": "sample", "step": step, "time": 1772366400,
+                                "prompt": "In the beginning", "text": text})
             if step == half:
-                history.append({"event": "end", "step": step, "time": 1772370000, "reason": "SIGTERM", "code": 75})
+                history.append({"event": "end", "step": step, "time": 1772370000,
+                                "reason": "SIGTERM", "code": 75})
                 history.append(dict(start, step=step, resumes=True, time=1772380000))
-    history.append({"event": "end", "step": steps, "time": 1772390000, "reason": "complete", "code": 0})
+    history.append({
+        "event": "end", "step": steps, "time": 1772390000, "reason": "complete", "code": 0})
     if experts:
         with open(folder / "routers.jsonl", "w") as file:
             for step in range(max(1, steps // 100), steps + 1, max(1, steps // 100)):
-                file.write(json.dumps({"step": step, "load": [None] + make_loads(rng, layers - 1, experts, step / steps)}) + "\n")
+                file.write(json.dumps({
+                    "step": step,
+                    "load": [None] + make_loads(rng, layers - 1, experts, step / steps)}) + "\n")
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in history))
     return folder
 
 
-# ---- The browser ----------------------------------------------------------------------------------------------------------------
+# ---- The browser ---------------------------------------------------------------------------------
 
-# Runs after the page's own script. It uses the page as a reader does, and leaves what it saw in an element.
+# Runs after the page's own script. It uses the page as a reader does, and leaves what it saw in an
+# element.
 USE = """
 <script>
 (() => {
@@ -110,52 +126,68 @@ const svg = id => document.querySelector(`svg[data-plot="${id}"]`);
 const domain = () => svg('loss').dataset.domain.split(' ').map(Number);
 const chart = svg('loss').parentElement;
 const at = (type, share) => {
-    const box = chart.getBoundingClientRect(), [left, right] = svg('loss').dataset.area.split(' ').map(Number);
+    const box = chart.getBoundingClientRect(),
+        [left, right] = svg('loss').dataset.area.split(' ').map(Number);
     const scale = box.width / svg('loss').viewBox.baseVal.width;
     const x = box.left + scale * (left + share * (right - left));
-    (type === 'pointerup' ? window : chart).dispatchEvent(new PointerEvent(type, {clientX: x, clientY: box.top + 90, button: 0, bubbles: true}));
+    (type === 'pointerup' ? window : chart).dispatchEvent(
+        new PointerEvent(type, {clientX: x, clientY: box.top + 90, button: 0, bubbles: true}));
 };
 seen.domain = domain();
 seen.cut = [...document.querySelectorAll('svg[data-plot] circle.dot')].filter(dot => {
-    const area = dot.closest('svg').querySelector('clipPath rect'), number = (of, name) => +of.getAttribute(name);
+    const area = dot.closest('svg').querySelector('clipPath rect'),
+        number = (of, name) => +of.getAttribute(name);
     const x = number(dot, 'cx'), r = number(dot, 'r'), left = number(area, 'x');
     return x - r < left || x + r > left + number(area, 'width');
 }).length;
 seen.ends = [...document.querySelectorAll('svg[data-plot^="time/"]')].map(plot => {
-    const host = plot.parentElement, box = host.getBoundingClientRect(), right = +plot.dataset.area.split(' ')[1];
-    host.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + right - 0.01, clientY: box.top + 90, bubbles: true}));
+    const host = plot.parentElement, box = host.getBoundingClientRect(),
+        right = +plot.dataset.area.split(' ')[1];
+    host.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + right - 0.01,
+        clientY: box.top + 90, bubbles: true}));
     return host.querySelector('.tip b').textContent;
 });
 at('pointermove', 0.5);
 seen.tip = chart.querySelector('.tip').innerText;
 seen.tipShown = !chart.querySelector('.tip').hidden;
-seen.crosses = [...document.querySelectorAll('.cross')].filter(line => line.getAttribute('visibility') === 'visible').length;
+seen.crosses = [...document.querySelectorAll('.cross')].filter(line =>
+    line.getAttribute('visibility') === 'visible').length;
 seen.plots = document.querySelectorAll('svg[data-plot]').length;
 at('pointerleave', 0.5);
 at('pointerdown', 0.25); at('pointermove', 0.6); at('pointerup', 0.75);
 seen.zoomed = domain();
-seen.zoomedAll = [...document.querySelectorAll('svg[data-plot]')].map(node => node.dataset.domain.split(' ').slice(0, 2).map(Number));
+seen.zoomedAll = [...document.querySelectorAll('svg[data-plot]')].map(node =>
+    node.dataset.domain.split(' ').slice(0, 2).map(Number));
 document.getElementById('reset').click();
 seen.reset = domain();
-for (const axis of ['tokens', 'hours', 'step']) { document.querySelector(`[data-axis=${axis}]`).click(); seen[axis] = domain(); }
+for (const axis of ['tokens', 'hours', 'step']) {
+    document.querySelector(`[data-axis=${axis}]`).click();
+    seen[axis] = domain();
+}
 const buttons = document.querySelectorAll('#runs button');
 seen.buttons = buttons.length;
 if (buttons.length) {
     buttons[0].click();
-    seen.hidden = !document.querySelector('path[data-run="0"]') && !!document.querySelector('path[data-run="1"]');
+    seen.hidden = !document.querySelector('path[data-run="0"]') &&
+        !!document.querySelector('path[data-run="1"]');
     buttons[0].click();
     seen.back = !!document.querySelector('path[data-run="0"]');
 }
 seen.loads = [];
 for (const slider of document.querySelectorAll('.time input')) {
-    const host = slider.closest('section').querySelector('.heat'), frame = () => host.getBoundingClientRect();
+    const host = slider.closest('section').querySelector('.heat'),
+        frame = () => host.getBoundingClientRect();
     for (const place of [0, Math.floor(slider.max / 2), +slider.max]) {
         slider.value = place;
         slider.dispatchEvent(new Event('input'));
         const map = host.querySelector('svg');
-        host.dispatchEvent(new PointerEvent('pointermove', {clientX: frame().left + 60, clientY: frame().top + 24, bubbles: true}));
-        seen.loads.push({run: +map.dataset.heat, step: +map.dataset.step, said: slider.nextElementSibling.textContent, tip: host.querySelector('.tip').innerText,
-            cells: [...map.querySelectorAll('path')].map(path => [+path.dataset.level, path.getAttribute('d')])});
+        host.dispatchEvent(new PointerEvent('pointermove', {clientX: frame().left + 60,
+            clientY: frame().top + 24, bubbles: true}));
+        seen.loads.push({run: +map.dataset.heat, step: +map.dataset.step,
+            said: slider.nextElementSibling.textContent,
+            tip: host.querySelector('.tip').innerText,
+            cells: [...map.querySelectorAll('path')].map(path =>
+                [+path.dataset.level, path.getAttribute('d')])});
     }
 }
 seen.unit = document.querySelector('[data-axis=hours]').textContent;
@@ -171,7 +203,8 @@ seen.tables = [...document.querySelectorAll('table.facts')].filter(table => tabl
     .map(table => table.offsetWidth / inner);
 seen.limits = [...document.querySelectorAll('path[data-limit]')].filter(line =>
     line.closest('svg').dataset.plot === 'speed').map(line => line.dataset.limit);
-seen.raw = [...document.querySelectorAll('#configuration td')].filter(cell => cell.textContent === 'auto')
+seen.raw = [...document.querySelectorAll('#configuration td')]
+    .filter(cell => cell.textContent === 'auto')
     .map(cell => cell.parentElement.textContent);
 seen.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
 seen.errors = window.errorsSeen;
@@ -182,7 +215,8 @@ document.body.append(node);
 })();
 </script>
 """
-WATCH = "<script>window.errorsSeen = []; addEventListener('error', event => errorsSeen.push(String(event.message)));</script>"
+WATCH = ("<script>window.errorsSeen = []; addEventListener('error', event => "
+         "errorsSeen.push(String(event.message)));</script>")
 
 
 class Browser:
@@ -191,10 +225,10 @@ class Browser:
 
     def run(self, page, *options):
         """Loads a page; returns its standard output and what it wrote to the console."""
-        done = subprocess.run(
-            [self.program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000",
-             "--enable-logging=stderr", *options, page.resolve().as_uri()],
-            capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([self.program, "--headless", "--no-sandbox", "--disable-gpu",
+                               "--hide-scrollbars", "--virtual-time-budget=5000",
+                               "--enable-logging=stderr", *options, page.resolve().as_uri()],
+                              capture_output=True, text=True, timeout=120, check=False)
         return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
@@ -212,12 +246,14 @@ class Drawing(html.parser.HTMLParser):
     def handle_starttag(self, tag, attributes):
         of = dict(attributes)
         if tag == "svg" and "data-plot" in of:
-            self.inside = {"domain": [float(n) for n in of["data-domain"].split()], "log": of["data-log"] == "1",
+            self.inside = {"domain": [float(n) for n in of["data-domain"].split()],
+                           "log": of["data-log"] == "1",
                            "area": [float(n) for n in of["data-area"].split()], "curves": {}}
             self.plots[of["data-plot"]] = self.inside
         if tag == "path" and "data-curve" in of:
             pixels = [float(n) for n in re.findall(r"-?[\d.]+", of["d"])]
-            self.inside["curves"][int(of["data-run"]), of["data-curve"]] = list(zip(pixels[::2], pixels[1::2]))
+            self.inside["curves"][int(of["data-run"]), of["data-curve"]] = list(
+                zip(pixels[::2], pixels[1::2]))
         for name in ("src", "href"):
             if of.get(name) and not of[name].startswith(("#", "data:")):
                 self.external.append(of[name])
@@ -254,18 +290,22 @@ def check_points(name, drawing, folders):
             height = 0.02 * (base - top)  # what half a hundredth of a pixel is, generously
             wrong = 0
             for x, y in values_of(plot, pixels):
-                near = [step for step in (round(x) - 1, round(x), round(x) + 1) if step in written and abs(step - x) < 0.02 * per_pixel + 0.02]
+                near = [step for step in (round(x) - 1, round(x), round(x) + 1)
+                        if step in written and abs(step - x) < 0.02 * per_pixel + 0.02]
                 def differs(value):
                     if plot["log"]:
-                        return abs(math.log(max(y, 1e-300) / value)) > 1e-4 * math.log(y1 / y0) + 1e-6
+                        return (
+                            abs(math.log(max(y, 1e-300) / value)) > 1e-4 * math.log(y1 / y0) + 1e-6)
                     return abs(y - value) > 1e-4 * (y1 - y0) + 1e-6 * height
                 candidates = near or [min(written, key=lambda step: abs(step - x))]
                 wrong += all(differs(written[step]) for step in candidates)
-            check(wrong == 0, f"{name}: {wrong} of {len(pixels)} points of {field} in {plot_name} are not in metrics.jsonl")
+            check(wrong == 0, f"{name}: {wrong} of {len(pixels)} points of {field} in {plot_name} "
+                              "are not in metrics.jsonl")
             drawn = [y for _, y in values_of(plot, pixels)]
             close = 2e-4 * (y1 - y0)
             if not plot["log"]:
-                check(abs(max(drawn) - max(written.values())) < close and abs(min(drawn) - min(written.values())) < close,
+                check(abs(max(drawn) - max(written.values())) < close and
+                      abs(min(drawn) - min(written.values())) < close,
                       f"{name}: the extremes of {field} are drawn")
             compared += 1
     check(compared >= 3 * len(folders), f"{name}: curves were compared ({compared})")
@@ -283,29 +323,38 @@ def check_loads(name, seen, folders):
         if not (folder / "routers.jsonl").exists():
             check(not maps, f"{name}: a run without experts has no map of their loads")
             continue
-        written = {line["step"]: [layer for layer in line["load"] if layer] for line in map(json.loads, open(folder / "routers.jsonl"))}
-        check(len(maps) == 3 and maps[0]["step"] == min(written) and maps[2]["step"] == max(written), f"{name}: loads of the first and last step")
+        written = {line["step"]: [layer for layer in line["load"] if layer]
+                   for line in map(json.loads, open(folder / "routers.jsonl"))}
+        check(len(maps) == 3 and maps[0]["step"] == min(written) and
+              maps[2]["step"] == max(written), f"{name}: loads of the first and last step")
         for map_ in maps:
             loads = written[map_["step"]]
-            cells = sorted((float(y), float(x), level) for level, path in map_["cells"] for x, y in re.findall(r"M([-\d.]+) ([-\d.]+)", path))
+            cells = sorted((float(y), float(x), level) for level, path in map_["cells"]
+                           for x, y in re.findall(r"M([-\d.]+) ([-\d.]+)", path))
             wanted = [level_of(load) for layer in loads for load in layer]
             drawn = [level for _, _, level in cells]
             # A load between two levels may be rounded to either.
-            check(len(drawn) == len(wanted) and all(abs(a - b) <= (a > 0) * (b > 0) for a, b in zip(drawn, wanted)) and
-                  sum(a != b for a, b in zip(drawn, wanted)) <= 0.01 * len(wanted), f"{name}: the loads of step {map_['step']} are drawn")
-            check(map_["said"] == f"step {map_['step']:,}", f"{name}: the slider names its step: {map_['said']!r}")
-            check("layer 1, expert " in map_["tip"] and ("times the mean" in map_["tip"] or "never chosen" in map_["tip"]),
+            check(len(drawn) == len(wanted) and
+                  all(abs(a - b) <= (a > 0) * (b > 0) for a, b in zip(drawn, wanted)) and
+                  sum(a != b for a, b in zip(drawn, wanted)) <= 0.01 * len(wanted),
+                  f"{name}: the loads of step {map_['step']} are drawn")
+            check(map_["said"] == f"step {map_['step']:,}",
+                  f"{name}: the slider names its step: {map_['said']!r}")
+            check("layer 1, expert " in map_["tip"] and
+                  ("times the mean" in map_["tip"] or "never chosen" in map_["tip"]),
                   f"{name}: pointing shows a load: {map_['tip']!r}")
 
 
 def check_page(browser, folder, name, folders, program):
     page = folder / f"{name}.html"
-    done = subprocess.run([program, "report", *map(str, folders), "--out", str(page)], capture_output=True, text=True, check=False)
+    done = subprocess.run([program, "report", *map(str, folders), "--out", str(page)],
+                          capture_output=True, text=True, check=False)
     check(done.returncode == 0 and page.exists(), f"{name}: the report is written: {done.stderr}")
     text = page.read_text()
     check(len(text.encode()) <= 300_000, f"{name}: at most 300,000 bytes ({len(text.encode())})")
     used = folder / f"{name}-used.html"
-    used.write_text(text.replace("<head>", "<head>" + WATCH, 1).replace("</body>", USE + "</body>", 1))
+    used.write_text(
+        text.replace("<head>", "<head>" + WATCH, 1).replace("</body>", USE + "</body>", 1))
     dom, console = browser.run(used, "--window-size=1280,1000", "--dump-dom")
     check(not console, f"{name}: nothing is written to the console: {console[:3]}")
     drawing = Drawing(dom)
@@ -318,19 +367,24 @@ def check_page(browser, folder, name, folders, program):
     middle = (first + last) / 2
     check(seen["errors"] == [], f"{name}: no script fails: {seen['errors']}")
     check(not seen["wide"], f"{name}: the page is not wider than the window")
-    check(seen["tipShown"] and "running mean" in seen["tip"], f"{name}: pointing shows values: {seen['tip']!r}")
+    check(seen["tipShown"] and "running mean" in seen["tip"],
+          f"{name}: pointing shows values: {seen['tip']!r}")
     step = re.search(r"step ([\d,]+)", seen["tip"])
-    check(step and abs(int(step[1].replace(",", "")) - middle) < 0.02 * (last - first) + 1, f"{name}: they are those of the step: {seen['tip']!r}")
+    check(step and abs(int(step[1].replace(",", "")) - middle) < 0.02 * (last - first) + 1,
+          f"{name}: they are those of the step: {seen['tip']!r}")
     check(seen["crosses"] == seen["plots"] > 4, f"{name}: the place is shown in all plots")
     ends = [max(json.loads(line)["step"] for line in open(f / "metrics.jsonl")) for f in folders]
     check([end.split(" · ")[0] for end in seen["ends"]] == [f"step {end:,}" for end in ends],
           f"{name}: after the end of a run its last times are shown: {seen['ends']}")
     check(seen["cut"] == 0, f"{name}: no dot is cut: {seen['cut']}")
     quarter = [first + 0.25 * (last - first), first + 0.75 * (last - first)]
-    check(all(abs(a - b) < 0.01 * (last - first) for range_ in seen["zoomedAll"] for a, b in zip(range_, quarter)), f"{name}: dragging zooms all plots")
+    check(all(abs(a - b) < 0.01 * (last - first) for range_ in seen["zoomedAll"]
+              for a, b in zip(range_, quarter)), f"{name}: dragging zooms all plots")
     check(seen["reset"] == seen["domain"] == seen["step"], f"{name}: the whole run comes back")
-    check(seen["tokens"][1] == 16384 * seen["step"][1], f"{name}: tokens are steps times tokens of a step")
-    seconds = max(json.loads(open(f / "metrics.jsonl").read().splitlines()[-1])["seconds"] for f in folders)
+    check(seen["tokens"][1] == 16384 * seen["step"][1],
+          f"{name}: tokens are steps times tokens of a step")
+    seconds = max(json.loads(open(f / "metrics.jsonl").read().splitlines()[-1])["seconds"]
+                  for f in folders)
     unit = "minutes" if seconds < 3 * 3600 else "hours"
     check(seen["unit"] == unit, f"{name}: the axis of time is in {unit}: {seen['unit']}")
     time = seconds / (60 if unit == "minutes" else 3600)
@@ -341,7 +395,8 @@ def check_page(browser, folder, name, folders, program):
     check(len(seen["limits"]) == len(folders), f"{name}: each run has one limit: {seen['limits']}")
     check(not seen["raw"], f"{name}: no setting is a bare auto: {seen['raw'][:3]}")
     if len(folders) > 1:
-        check(seen["buttons"] == len(folders) and seen["hidden"] and seen["back"], f"{name}: runs can be hidden and shown")
+        check(seen["buttons"] == len(folders) and seen["hidden"] and seen["back"],
+              f"{name}: runs can be hidden and shown")
     check_points(name, drawing, folders)
     check_loads(name, seen, folders)
     without = Drawing(re.sub(r"<script.*?</script>", "", text, flags=re.S))
@@ -398,7 +453,8 @@ def check_windows(browser, folder, program, runs):
     for i, family in enumerate(("gpt2", "llama", "qwen3")):  # their note names many keys
         models.append(make_run(folder / "runs" / family, 300, 20 + i, layers=4 + i))
         config = json.loads((models[-1] / "config.json").read_text())
-        config["model"].update(family=family, n_head=4 + i, n_embd=64 * (4 + i), n_ff=256 * i, n_ctx=128 << i, n_kv_head=i)
+        config["model"].update(family=family, n_head=4 + i, n_embd=64 * (4 + i), n_ff=256 * i,
+                               n_ctx=128 << i, n_kv_head=i)
         (models[-1] / "config.json").write_text(json.dumps(config))
     spiky = make_run(folder / "runs" / "spiky", 3000, 5)
     lines = (spiky / "metrics.jsonl").read_text().splitlines()
@@ -414,7 +470,8 @@ def check_windows(browser, folder, program, runs):
                        capture_output=True, check=True)
         return out.read_text()
 
-    for what, folders in ("a run", [short]), ("a long one", [other]), ("two runs", twins), ("three models", models):
+    for what, folders in (("a run", [short]), ("a long one", [other]), ("two runs", twins),
+                          ("three models", models)):
         seen = look(browser, folder, "laptop", page(*folders), "--window-size=1366,768")
         check(seen and 0 < seen["top"] and seen["bottom"] <= 768,
               f"the loss of {what} is seen on 1366 x 768: {seen}")
@@ -428,7 +485,8 @@ def check_windows(browser, folder, program, runs):
           f"runs with equal names are told apart: {seen['names']}")
     many = [short, other, *twins, *models]
     seen = look(browser, folder, "many", page(*many), "--window-size=1366,768")
-    check(seen["cut"] == 0 and seen["right"] <= 1366, f"no value of {len(many)} runs is cut on 1366 x 768: {seen}")
+    check(seen["cut"] == 0 and seen["right"] <= 1366,
+          f"no value of {len(many)} runs is cut on 1366 x 768: {seen}")
     seen = look(browser, folder, "spiky", page(spiky), "--window-size=1366,768")
     check(seen["domain"][3] < 20 and seen["above"] > 9e6 and "higher" in seen["unit"],
           f"losses of 10^7 do not flatten the rest: {seen}")
@@ -510,23 +568,27 @@ def check_live(browser, folder, program):
         ": new steps are there; move the pointer away to see them"),
           f"live: the page says that there are new steps while a plot is read: {said}")
     loss = Drawing(done.stdout).plots.get("loss")
-    check(loss and loss["domain"][1] == 300, f"live: the new step is drawn: {loss and loss['domain']}")
+    check(loss and loss["domain"][1] == 300,
+          f"live: the new step is drawn: {loss and loss['domain']}")
 
 
 def photograph(browser, folder, page):
     """Screenshots, each of which must be a picture of some size."""
     phone = folder / "phone.html"  # windows have a least width
-    phone.write_text(f'<body style="margin:0"><iframe src="{page.name}" style="width:390px;height:5600px;border:0"></iframe>')
+    phone.write_text(f'<body style="margin:0"><iframe src="{page.name}" '
+                     'style="width:390px;height:5600px;border:0"></iframe>')
     name = page.stem
     pictures = [
         (page, f"{name}-light.png", ["--window-size=1280,3800"]),
-        (page, f"{name}-dark.png", ["--window-size=1280,3800", "--blink-settings=preferredColorScheme=0"]),
+        (page, f"{name}-dark.png",
+         ["--window-size=1280,3800", "--blink-settings=preferredColorScheme=0"]),
         (phone, f"{name}-phone.png", ["--window-size=520,5600"]),
     ]
     for source, picture, options in pictures:
         (folder / picture).unlink(missing_ok=True)
         browser.run(source, *options, f"--screenshot={(folder / picture).resolve()}")
-        check((folder / picture).exists() and (folder / picture).stat().st_size > 20_000, f"{picture} is written")
+        check((folder / picture).exists() and (folder / picture).stat().st_size > 20_000,
+              f"{picture} is written")
     pdf = folder / f"{name}.pdf"
     pdf.unlink(missing_ok=True)
     browser.run(page, "--no-pdf-header-footer", f"--print-to-pdf={pdf.resolve()}")

@@ -3,9 +3,10 @@
 
     scripts/check_tensorboard.py TRAIN_GPT
 
-Scalars, texts and hyperparameters must be those of the run's metrics.jsonl, output and config.json, as TensorBoard's own server gives
-them to a browser; also after a run was killed and resumed, and for a TensorBoard that was reading all the time. The last line that it
-prints is "N passed, M failed".
+Scalars, texts and hyperparameters must be those of the run's metrics.jsonl, output and config.json,
+as TensorBoard's own server gives them to a browser; also after a run was killed and resumed, and
+for a TensorBoard that was reading all the time. The last line that it prints is "N passed, M
+failed".
 """
 import contextlib
 import json
@@ -28,9 +29,11 @@ if sys.argv[1:] == ["--help"]:
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams import metadata as hparams
 
-SCALARS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "learning_rate": "train/learning_rate", "ms": "speed/ms_per_step",
+SCALARS = {"loss": "train/loss", "grad_norm": "train/grad_norm",
+           "learning_rate": "train/learning_rate", "ms": "speed/ms_per_step",
            "tokens_per_second": "speed/tokens_per_second", "val_loss": "validation/loss",
-           "val_bits_per_byte": "validation/bits_per_byte", "loss/a": "sources/loss/a", "loss/b": "sources/loss/b"}
+           "val_bits_per_byte": "validation/bits_per_byte", "loss/a": "sources/loss/a",
+           "loss/b": "sources/loss/b"}
 DEADLINE = 60  # seconds
 
 
@@ -38,22 +41,27 @@ class Checks:
     """Each method whose name begins with check_ is one check."""
 
     def __init__(self, program, folder, seed):
-        self.program, self.folder, self.random = Path(program).resolve(), Path(folder), random.Random(seed)
-        words = ["".join(self.random.choices("abcdefgh", k=self.random.randint(2, 6))) for _ in range(50)]
+        self.program, self.folder, self.random = (Path(program).resolve(), Path(folder),
+                                                  random.Random(seed))
+        words = ["".join(self.random.choices("abcdefgh", k=self.random.randint(2, 6)))
+                 for _ in range(50)]
         text = self.folder / "text.txt"
-        text.write_text("".join(" ".join(self.random.choices(words, k=8)) + ".\n" for _ in range(1500)))
-        subprocess.run([self.program, "tokenize", text, "--train-vocab", "300", "--out", self.folder / "data"], check=True,
-                       capture_output=True)
+        text.write_text(
+            "".join(" ".join(self.random.choices(words, k=8)) + ".\n" for _ in range(1500)))
+        subprocess.run([self.program, "tokenize", text, "--train-vocab", "300",
+                        "--out", self.folder / "data"], check=True, capture_output=True)
         data = f"{self.folder}/data"
         self.config = self.folder / "config.json"
         self.config.write_text(json.dumps({
-            "run_dir": str(self.folder / "runs/one"), "seed": self.random.randrange(1 << 30), "device": "cpu",
-            "model": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_ctx": 32},
+            "run_dir": str(self.folder / "runs/one"), "seed": self.random.randrange(1 << 30),
+            "device": "cpu", "model": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_ctx": 32},
             "tokenizer": {"path": f"{data}/tokenizer.json"},
             "data": {"train": [{"glob": f"{data}/train_*.bin", "weight": 1, "name": "a"},
-                               {"glob": f"{data}/val_*.bin", "weight": 1, "name": "b"}], "val": f"{data}/val_*.bin"},
+                               {"glob": f"{data}/val_*.bin", "weight": 1, "name": "b"}],
+                     "val": f"{data}/val_*.bin"},
             "batch": {"tokens_per_step": 256, "micro_batch": 4, "sequence_length": 32},
-            "schedule": {"steps": 1000000}, "evaluation": {"every": 5, "max_tokens": 500}, "checkpoint": {"every": 5},
+            "schedule": {"steps": 1000000}, "evaluation": {"every": 5, "max_tokens": 500},
+            "checkpoint": {"every": 5},
             "sampling": {"every": 10, "max_tokens": 8, "prompt": "ab"}}))
         self.run_dir = self.folder / "runs/one"
 
@@ -67,7 +75,8 @@ class Checks:
 
     def kill_at(self, step):
         """Runs until the step is done, and kills the run somewhere after it."""
-        with subprocess.Popen(self.command(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
+        with subprocess.Popen(self.command(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              text=True) as run:
             for line in run.stdout:
                 if line.startswith(f"step {step}/"):
                     time.sleep(self.random.random() / 20)
@@ -93,7 +102,8 @@ class Checks:
         wanted = self.metrics()
         assert set(wanted) <= set(shown), (sorted(wanted), sorted(shown))
         for tag, values in wanted.items():
-            assert [step for step, _ in shown[tag]] == [step for step, _ in values], (tag, shown[tag], values)
+            assert [step for step, _ in shown[tag]] == [step for step, _ in values], (
+                tag, shown[tag], values)
             for (step, ours), (_, theirs) in zip(values, shown[tag]):
                 assert abs(ours - theirs) <= 1e-6 * abs(ours), (tag, step, ours, theirs)
 
@@ -102,8 +112,9 @@ class Checks:
         """TensorBoard's server on the folder of runs; gives a function that fetches a path."""
         log = self.folder / "server.log"
         with open(log, "w") as out:
-            server = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", self.folder / "runs", "--port", "0",
-                                       "--samples_per_plugin", "scalars=100000,text=1000", "--reload_interval", "1"],
+            server = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir",
+                                       self.folder / "runs", "--port", "0", "--samples_per_plugin",
+                                       "scalars=100000,text=1000", "--reload_interval", "1"],
                                       stdout=out, stderr=subprocess.STDOUT)
         try:
             end = time.monotonic() + DEADLINE
@@ -112,7 +123,8 @@ class Checks:
                 time.sleep(0.1)
 
             def fetch(path, **arguments):
-                url = f"http://localhost:{found.group(1)}/data/plugin/{path}?{urllib.parse.urlencode(arguments)}"
+                url = (f"http://localhost:{found.group(1)}/data/plugin/{path}"
+                       f"?{urllib.parse.urlencode(arguments)}")
                 with urllib.request.urlopen(url, timeout=DEADLINE) as answer:
                     return json.load(answer)
             yield fetch
@@ -134,23 +146,29 @@ class Checks:
 
     def scalars(self, fetch):
         tags = fetch("scalars/tags")["one"]
-        return {tag: [(step, value) for _, step, value in fetch("scalars/scalars", run="one", tag=tag)] for tag in tags}
+        return {
+            tag: [(step, value) for _, step, value in fetch("scalars/scalars", run="one", tag=tag)]
+            for tag in tags}
 
     def check_browser(self):
         out = self.train("--stop-at", "23")
         with self.server() as fetch:
             self.eventually(lambda: self.assert_same(self.scalars(fetch)))
             shares = [tag for tag in self.scalars(fetch) if tag.startswith("time/")]
-            assert sorted(shares) == [f"time/{part}_share" for part in ("communication", "compute", "data_wait", "optimizer")], shares
+            assert sorted(shares) == [f"time/{part}_share"
+                                      for part in ("communication", "compute", "data_wait",
+                                                   "optimizer")], shares
             config = self.eventually(lambda: fetch("text/text", run="one", tag="config"))
-            assert len(config) == 1 and "<pre><code>" in config[0]["text"] and '"seed": ' in config[0]["text"], config
+            assert (len(config) == 1 and "<pre><code>" in config[0]["text"] and
+                    '"seed": ' in config[0]["text"]), config
             samples = fetch("text/text", run="one", tag="samples")
             assert [sample["step"] for sample in samples] == [10, 20], samples
             assert all("ab" in sample["text"] for sample in samples), samples
             assert out.count("--- sample\n") == 2, out
             sessions = fetch("hparams/experiment", request="{}")
             names = {info["name"] for info in sessions["hparamInfos"]}
-            assert {"optimizer.learning_rate", "model.n_layer", "data.train", "log.tensorboard"} <= names, sorted(names)
+            assert {"optimizer.learning_rate", "model.n_layer", "data.train",
+                    "log.tensorboard"} <= names, sorted(names)
 
     def check_records(self):
         self.train("--stop-at", "3")
@@ -162,15 +180,18 @@ class Checks:
         text = values["config"][0].tensor.string_val[0].decode()
         assert json.loads("\n".join(line[4:] for line in text.split("\n"))) == config, text
         assert values["config"][0].metadata.plugin_data.plugin_name == "text"
-        start = hparams.parse_session_start_info_plugin_data(values[hparams.SESSION_START_INFO_TAG][0].metadata.plugin_data.content)
-        assert start.hparams["optimizer.learning_rate"].number_value == config["optimizer"]["learning_rate"]
+        start = hparams.parse_session_start_info_plugin_data(
+            values[hparams.SESSION_START_INFO_TAG][0].metadata.plugin_data.content)
+        assert start.hparams["optimizer.learning_rate"].number_value == config["optimizer"][
+            "learning_rate"]
         assert start.hparams["device"].string_value == "cpu"
         assert start.hparams["data.document_mask"].HasField("bool_value")
 
     def check_resumed(self):
         for step in (self.random.randint(6, 18), self.random.randint(22, 30)):
             self.kill_at(step)
-            with open(self.event_file(), "ab") as file:  # what a kill in the middle of a write leaves
+            # What a kill in the middle of a write leaves.
+            with open(self.event_file(), "ab") as file:
                 file.write(self.event_file().read_bytes()[:self.random.randint(0, 60)])
         self.train("--stop-at", "41")
         with self.server() as fetch:

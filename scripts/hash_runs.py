@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Hashes the losses, gradient norms and saved tensors of short trainings, to show that a change keeps the bits.
+"""Hashes the losses, gradient norms and saved tensors of short trainings, to show that a change
+keeps the bits.
 
-    scripts/hash_runs.py [--program build/train_gpt] [--device cpu] [--only TEXT] [--keep FOLDER | --resume FOLDER]
+    scripts/hash_runs.py [--program build/train_gpt] [--device cpu] [--only TEXT]
+        [--keep FOLDER | --resume FOLDER]
 
-Run it before and after the change, and compare what it prints. It trains GPT-2 and Llama-like models and mixtures of
-four layers on one rank, on meshes over each axis and with each of ZeRO's stages; runs of many ranks need mpirun. --keep
-leaves the run folders of step 2 in FOLDER. --resume continues these with another program; its hashes must be the same
-as the first one's. With LD_LIBRARY_PATH set to a simulated GPU, --device cuda hashes runs on that GPU.
+Run it before and after the change, and compare what it prints. It trains GPT-2 and Llama-like
+models and mixtures of four layers on one rank, on meshes over each axis and with each of ZeRO's
+stages; runs of many ranks need mpirun. --keep leaves the run folders of step 2 in FOLDER. --resume
+continues these with another program; its hashes must be the same as the first one's. With
+LD_LIBRARY_PATH set to a simulated GPU, --device cuda hashes runs on that GPU.
 """
 import argparse
 import hashlib
@@ -19,19 +22,19 @@ import sys
 import tempfile
 
 GPT2 = {"family": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 64, "n_ctx": 64, "vocab_size": 300}
-LLAMA = {"family": "llama", "n_layer": 4, "n_head": 4, "n_kv_head": 2, "n_embd": 64, "n_ff": 96, "n_ctx": 64,
-         "vocab_size": 300}
+LLAMA = {"family": "llama", "n_layer": 4, "n_head": 4, "n_kv_head": 2, "n_embd": 64, "n_ff": 96,
+         "n_ctx": 64, "vocab_size": 300}
 QWEN3 = dict(LLAMA, family="qwen3", head_size=16, tied_head=True)
 MIXTURE = {key: value for key, value in LLAMA.items() if key != "n_ff"} | {
-    "family": "qwen2_moe", "n_expert": 6, "n_expert_per_token": 2, "n_ff_expert": 48, "n_ff_shared": 32,
-    "expert_capacity": 1.5, "window": 24, "window_pattern": "SL"}
+    "family": "qwen2_moe", "n_expert": 6, "n_expert_per_token": 2, "n_ff_expert": 48,
+    "n_ff_shared": 32, "expert_capacity": 1.5, "window": 24, "window_pattern": "SL"}
 
 # Name, ranks, model, and keys beside those of config() below.
 RUNS = [
-    (f"{name}-{dtype}-{recompute}", 1, model, {"precision.dtype": dtype, "precision.recompute": recompute})
+    (f"{name}-{dtype}-{recompute}", 1, model,
+     {"precision.dtype": dtype, "precision.recompute": recompute})
     for name, model in (("gpt2", GPT2), ("llama", LLAMA), ("qwen3", QWEN3))
-    for dtype in ("fp32", "bf16")
-    for recompute in ("none", "elementwise", "block")
+    for dtype in ("fp32", "bf16") for recompute in ("none", "elementwise", "block")
 ]
 MESHES = [
     ("zero-0", 2, {"zero": 0}),
@@ -62,31 +65,38 @@ MESHES = [
 ]
 RUNS += [
     (f"{name}-{mesh}", ranks, model,
-     {"precision.dtype": "bf16" if index % 2 else "fp32", "precision.recompute": ("none", "elementwise", "block")[index % 3],
+     {"precision.dtype": "bf16" if index % 2 else "fp32",
+      "precision.recompute": ("none", "elementwise", "block")[index % 3],
       **{f"parallel.{key}": value for key, value in keys.items()}})
     for index, (mesh, ranks, keys) in enumerate(MESHES)
     for name, model in (("gpt2", GPT2), ("llama", LLAMA))
 ]
 ROUTERS = ({"router.balance": "loss", "router.level": "sequence", "router.z_loss": 1e-3},
            {"router.balance": "loss", "router.level": "step"}, {"router.balance": "bias"})
-RUNS += [(f"mixture-{dtype}-{recompute}", 1, MIXTURE, {"precision.dtype": dtype, "precision.recompute": recompute, **router})
-         for dtype in ("fp32", "bf16") for recompute, router in zip(("none", "elementwise", "block"), ROUTERS)]
-RUNS += [(f"mixture-{mesh}", ranks, MIXTURE | ({"expert_capacity": 0} if "context" in keys else {}),
-          {"precision.dtype": "fp32" if index % 2 else "bf16", **ROUTERS[index % 3],
-           **{f"parallel.{key}": value for key, value in keys.items()}})
-         for index, (mesh, ranks, keys) in enumerate(MESHES)
-         if mesh in ("zero-1-uneven", "zero-3", "tensor-zero-3", "context-zero-3", "pipeline-zero-bubble-2",
-                     "exact-zero-3-uneven")]
+RUNS += [(f"mixture-{dtype}-{recompute}", 1, MIXTURE,
+          {"precision.dtype": dtype, "precision.recompute": recompute, **router})
+         for dtype in ("fp32", "bf16")
+         for recompute, router in zip(("none", "elementwise", "block"), ROUTERS)]
+RUNS += [
+    (f"mixture-{mesh}", ranks, MIXTURE | ({"expert_capacity": 0} if "context" in keys else {}),
+     {"precision.dtype": "fp32" if index % 2 else "bf16", **ROUTERS[index % 3],
+      **{f"parallel.{key}": value for key, value in keys.items()}})
+    for index, (mesh, ranks, keys) in enumerate(MESHES)
+    if mesh in ("zero-1-uneven", "zero-3", "tensor-zero-3", "context-zero-3",
+                "pipeline-zero-bubble-2", "exact-zero-3-uneven")]
 GPU_RUNS = [run for run in RUNS if run[1] == 1]
 
 
 def config(folder, model, keys, device):
-    """A configuration of four steps of eight micro-batches, with documents in every second model."""
+    """A configuration of four steps of eight micro-batches, with documents in every second
+    model."""
     result = {
-        "run_dir": str(folder), "device": device, "model": model, "data": {"train": "synthetic", "val": "synthetic"},
+        "run_dir": str(folder), "device": device, "model": model,
+        "data": {"train": "synthetic", "val": "synthetic"},
         "batch": {"tokens_per_step": 512, "micro_batch": 1, "sequence_length": 64},
-        "optimizer": {"learning_rate": 0.002, "z_loss": 1e-4}, "schedule": {"steps": 4, "warmup_steps": 1},
-        "evaluation": {"every": 2, "max_tokens": 512}, "checkpoint": {"every": 2, "keep": 0},
+        "optimizer": {"learning_rate": 0.002, "z_loss": 1e-4},
+        "schedule": {"steps": 4, "warmup_steps": 1}, "evaluation": {"every": 2, "max_tokens": 512},
+        "checkpoint": {"every": 2, "keep": 0},
     }
     for key, value in ({"parallel.sums": "fp32"} | keys).items():
         section, name = key.split(".")
@@ -107,7 +117,8 @@ def tensors_of(file):
 
 
 def hash_of(folder):
-    """Hashes of a finished run: of its losses and norms, and of the tensors of its last checkpoint."""
+    """Hashes of a finished run: of its losses and norms, and of the tensors of its last
+    checkpoint."""
     numbers, tensors = hashlib.sha256(), hashlib.sha256()
     lines = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
@@ -130,20 +141,22 @@ def train(program, ranks, file, extra, threads):
         command = ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads), OMPI_ALLOW_RUN_AS_ROOT="1",
                        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_mpi_yield_when_idle="1")
-    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                            check=False)
+    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode not in (0, 75):
         sys.exit(f"{' '.join(command)} ended with {result.returncode}:\n{result.stdout}")
 
 
 def main():
     """Trains what the options name, and prints a line for each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default="build/train_gpt")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--only", default="", help="runs whose name contains this")
     parser.add_argument("--keep", type=pathlib.Path, help="leave run folders of step 2 here")
-    parser.add_argument("--resume", type=pathlib.Path, help="continue the run folders that --keep left here")
+    parser.add_argument("--resume", type=pathlib.Path,
+                        help="continue the run folders that --keep left here")
     options = parser.parse_args()
     program = str(pathlib.Path(options.program).resolve())
     with tempfile.TemporaryDirectory() as work:

@@ -473,7 +473,8 @@ def hopper_report():
     for source in WGMMA_SOURCES:
         log, of_source = compile_hopper(source, shared_bytes)
         found |= resources_in(log)
-        # wgmma that is waited for at once, fences that ptxas adds, and registers that are not given.
+        # wgmma that is waited for at once, fences that ptxas adds, and registers that are not
+        # given.
         warnings += re.findall(r"\(C7\d+\).*", log)
         faults += of_source
     check_hopper(found, shared_bytes, warnings, faults)
@@ -499,9 +500,9 @@ def hopper_report():
         tables;""",
           """**shared memory, B**: it is dynamic, and the bytes are the sources' own constants, as
         compiled;""",
-          """**MFLOPs, KiB of shared memory traffic**: of a tile (a slice of 64 of grouped products).
-        The bytes are those that wgmma reads, for each of the two warpgroups, and that copies
-        write;""",
+          """**MFLOPs, KiB of shared memory traffic**: of a tile (a slice of 64 of grouped
+        products). The bytes are those that wgmma reads, for each of the two warpgroups, and that
+        copies write;""",
           f"""**µs**: the times are those of a multiprocessor's part of the machine:
         {FLOPS / 1e12:.0f} TFLOP/s, in fp8 twice as many, {SHARED_RATE / 1e12:.0f} TB/s of shared
         memory, 16 exponentials a clock. **Calculated, not measured.**""")
