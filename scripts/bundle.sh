@@ -18,13 +18,18 @@ mkdir -p "$folder/configs"
 cp -r configs/*.json configs/clusters "$folder/configs"
 cp LICENSE README.md "$folder"
 
-left_out='^(linux-vdso|ld-linux|libc\.|libm\.|libpthread|libdl|librt|libcuda\.|libcudart|libcublas|libnvidia|libcudnn|libnccl)'
+of_glibc='linux-vdso|ld-linux|libc\.|libm\.|libpthread|libdl|librt'
+of_nvidia='libcuda\.|libcudart|libcublas|libnvidia|libcudnn|libnccl'
+left_out="^($of_glibc|$of_nvidia)"
 for program; do
     cp "$program" "$folder"
     strip "$folder/$(basename "$program")"
     ldd "$program" | while read -r name arrow path _; do
         [[ $(basename "$name") =~ $left_out ]] && continue
-        [ "$arrow" = "=>" ] && [ -e "$path" ] || { echo "error: $program needs $name, which is not found" >&2; exit 1; }
+        [ "$arrow" = "=>" ] && [ -e "$path" ] || {
+            echo "error: $program needs $name, which is not found" >&2
+            exit 1
+        }
         cp -L "$path" "$folder/$name"
     done
 done

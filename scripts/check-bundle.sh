@@ -26,7 +26,8 @@ ldd "$program" | while read -r name _ path _; do
     esac
 done
 for path in "$cuda"/libcublasLt.so.??; do  # hundreds of MB, so a link if possible
-    cp -Ll "$path" "$root/usr/local/cuda/lib64" 2> /dev/null || cp -L "$path" "$root/usr/local/cuda/lib64"
+    cp -Ll "$path" "$root/usr/local/cuda/lib64" 2> /dev/null ||
+        cp -L "$path" "$root/usr/local/cuda/lib64"
 done
 
 if [ "$(id -u)" = 0 ] && chroot "$root" "$loader" --version > /dev/null 2>&1; then
@@ -39,17 +40,26 @@ if [ "$(id -u)" = 0 ] && chroot "$root" "$loader" --version > /dev/null 2>&1; th
     try() { env -i "$(command -v chroot)" "$root" /bundle/train_gpt "$@"; }
     run=/tmp/run presets=/bundle/configs
 else
-    echo "note: this user cannot have a root folder of its own, so that the system's libraries are found, too"
+    echo "note: this user cannot have a root folder of its own, so that the system's libraries" \
+        "are found, too"
     # Through the loader, /proc/self/exe is the loader: the program cannot restart itself.
-    try() { env -i OMP_WAIT_POLICY=passive "$loader" --inhibit-cache --library-path "$bundle:$root/usr/local/cuda/lib64" "$program" "$@"; }
+    try() {
+        env -i OMP_WAIT_POLICY=passive "$loader" --inhibit-cache \
+            --library-path "$bundle:$root/usr/local/cuda/lib64" "$program" "$@"
+    }
     run=$root/tmp/run presets=$bundle/configs
 fi
 
 try --version | tee "$root/version"
-grep -q 'cuBLASLt [0-9]' "$root/version" || { echo "error: the program does not load cuBLASLt" >&2; exit 1; }
-tiny=(--set device=cpu --set model.vocab_size=256 --set model.n_layer=1 --set model.n_embd=32 --set model.n_head=2 --set model.n_ctx=16
-    --set batch.sequence_length=16 --set batch.micro_batch=2 --set batch.tokens_per_step=32 --set data.train=synthetic --set data.val=
-    --set tokenizer.path= --set schedule.steps=1 --set schedule.tokens=0 --set schedule.warmup_steps=0 --set run_dir="$run")
+grep -q 'cuBLASLt [0-9]' "$root/version" || {
+    echo "error: the program does not load cuBLASLt" >&2
+    exit 1
+}
+tiny=(--set device=cpu --set model.vocab_size=256 --set model.n_layer=1 --set model.n_embd=32
+    --set model.n_head=2 --set model.n_ctx=16 --set batch.sequence_length=16
+    --set batch.micro_batch=2 --set batch.tokens_per_step=32 --set data.train=synthetic
+    --set data.val= --set tokenizer.path= --set schedule.steps=1 --set schedule.tokens=0
+    --set schedule.warmup_steps=0 --set run_dir="$run")
 try plan "$presets/gpt2-124m.json" "${tiny[@]}"
 try train "$presets/gpt2-124m.json" "${tiny[@]}"
 try verify "$run/step-00000001"

@@ -34,15 +34,18 @@ nm -D --defined-only "$stub" | sed -n 's/.* [TW] \(cu[A-Z][A-Za-z0-9_]*\)$/\1/p'
     sed 's/.*/extern "C" __attribute__((weak)) int &() { return 100; }/' > "$folder/no_device.cpp"
 c=${CXX:-g++}
 if ! "$c" -std=c++20 "$folder/version.cpp" -o "$folder/version" -ldl ||
-    ! "$c" -std=c++20 -O1 -fPIC -shared -Wl,-soname,libcuda.so.1 -I"$cuda_home/include" test/kernels/cudnn_plans/driver.cpp \
-        "$folder/no_device.cpp" -o "$folder/libcuda.so.1"; then
+    ! "$c" -std=c++20 -O1 -fPIC -shared -Wl,-soname,libcuda.so.1 -I"$cuda_home/include" \
+        test/kernels/cudnn_plans/driver.cpp "$folder/no_device.cpp" -o "$folder/libcuda.so.1"; then
     echo "0 passed, 1 failed"
     exit 1
 fi
 
-LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}:$cuda_home/lib64$(cudnn_folders | sed 's|.*|:&/lib|' | tr -d '\n')
-export LD_LIBRARY_PATH
+cudnn=$(cudnn_folders | sed 's|.*|:&/lib|' | tr -d '\n')
+export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}:$cuda_home/lib64$cudnn
 version=$("$folder/version")
-[ "$version" -ge 90800 ] || skip "they need cuDNN 9.8 or newer, and here is $([ "$version" = 0 ] && echo none || echo "$version")"
+[ "$version" -ge 90800 ] || {
+    [ "$version" != 0 ] || version=none
+    skip "they need cuDNN 9.8 or newer, and here is $version"
+}
 echo "asking cuDNN $version"
 "${TEST:-build/test}" '[plans]'

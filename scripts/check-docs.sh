@@ -15,5 +15,7 @@ if ! command -v python3 > /dev/null; then
     exit
 fi
 compare=${COMPARE:-build/compare}
-if [ "${1:-}" != --list ] && ! [ -x "$compare" ]; then ${MAKE:-make} --no-print-directory compare || exit; fi
+if [ "${1:-}" != --list ] && ! [ -x "$compare" ]; then
+    ${MAKE:-make} --no-print-directory compare || exit
+fi
 exec python3 scripts/check_docs.py "${TRAIN_GPT:-build/train_gpt}" "$compare" "$@"

@@ -18,12 +18,14 @@ skip() {
     exit
 }
 complete() {  # complete PYTHON: whether it can evaluate models
-    HF_HUB_OFFLINE=1 "$1" -c 'import torch, transformers; from lm_eval.models.huggingface import HFLM' > /dev/null 2>&1
+    HF_HUB_OFFLINE=1 "$1" -c \
+        'import torch, transformers; from lm_eval.models.huggingface import HFLM' > /dev/null 2>&1
 }
 
 command -v "$python" > /dev/null || skip "there is no $python"
 if ! complete "$python"; then
-    if ! [ -x "$environment/bin/python" ] || ! "$environment/bin/python" -m pip --version > /dev/null 2>&1; then
+    if ! [ -x "$environment/bin/python" ] ||
+        ! "$environment/bin/python" -m pip --version > /dev/null 2>&1; then
         rm -rf "$environment"
         "$python" -m venv --system-site-packages "$environment" > /dev/null 2>&1 ||
             skip "$python makes no virtual environments (Debian's package for that is python3-venv)"
@@ -31,11 +33,13 @@ if ! complete "$python"; then
     python=$environment/bin/python
     if ! complete "$python"; then
         echo "installing lm_eval and torch into $environment"
-        "$python" -m pip install --disable-pip-version-check --quiet --retries 1 'lm_eval[hf]>=0.4.9,<0.5' > "$environment/pip.log" 2>&1 ||
+        "$python" -m pip install --disable-pip-version-check --quiet --retries 1 \
+            'lm_eval[hf]>=0.4.9,<0.5' > "$environment/pip.log" 2>&1 ||
             skip "lm_eval could not be installed: $(tail -n 1 "$environment/pip.log")"
     fi
-    complete "$python" || skip "lm_eval does not load models here, though it is installed in $environment"
+    complete "$python" ||
+        skip "lm_eval does not load models here, though it is installed in $environment"
 fi
-export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_DATASETS_DISABLE_PROGRESS_BARS=1 TQDM_DISABLE=1 TOKENIZERS_PARALLELISM=false \
-    TRANSFORMERS_VERBOSITY=error
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_DATASETS_DISABLE_PROGRESS_BARS=1 TQDM_DISABLE=1 \
+    TOKENIZERS_PARALLELISM=false TRANSFORMERS_VERBOSITY=error
 "$python" scripts/check_harness.py "${TRAIN_GPT:-build/train_gpt}"

@@ -33,7 +33,8 @@ while read -r directory below; do
             case $header in model/families/*) other=model/families ;; esac
             case " $directory $below " in *" $other "*) continue ;; esac
             case " $known test " in *" $other "*) ;; *) continue ;; esac
-            echo "$file:$line includes $header, but $directory/ may only include ${below:-nothing else}"
+            echo "$file:$line includes $header, but $directory/ may only include" \
+                "${below:-nothing else}"
             code=1
         done < <(awk -F'"' '/^ *# *include "/ { print FNR ":" $2 }' "$file")
     done
@@ -54,18 +55,22 @@ circle headers < <(includes "${headers[@]}")
 exceptions='parallel/world parallel/launch/membership
 parallel/communicator parallel/communicator_kinds
 parallel/watchdog/watchdog parallel/watchdog/(hub|spoke)
-model/families/family model/families/(decoder_settings|gpt2|gpt_oss|llama|mistral|mixtral|olmoe|other|qwen.*)'
+model/families/family model/families/(decoder_settings|gpt2|gpt_oss|llama|mistral|mixtral|olmoe)
+model/families/family model/families/(other|qwen.*)'
 for directory in training parallel model; do
     mapfile -t files < <(find "$directory" -name '*.h' -o -name '*.cpp' -o -name '*.cu')
-    circle "parts of $directory/" < <(includes "${files[@]}" | sed -E 's/\.(h|cpp|cu)( |$)/\2/g' | sort -u |
+    circle "parts of $directory/" < <(includes "${files[@]}" |
+        sed -E 's/\.(h|cpp|cu)( |$)/\2/g' | sort -u |
         awk -v within="$directory/" '$1 != $2 && index($2, within) == 1' | grep -vxE "$exceptions")
 done
+
+sources=(-name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
 # Types begin a line, as clang-format has it, and so do namespaces.
 while read -r type files; do
     echo "$type is defined in several files: $files"
     code=1
-done < <(find "${directories[@]}" test -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu' | sort | xargs awk '
+done < <(find "${directories[@]}" test "${sources[@]}" | sort | xargs awk '
     FNR == 1 { depth = hidden = 0 }
     /^namespace.*{/ { names[++depth] = NF == 2 ? "" : $2; if (NF == 2) ++hidden }
     /^}.*\/\/ namespace/ && depth { if (names[depth--] == "") --hidden }
@@ -81,15 +86,21 @@ done < <(find "${directories[@]}" test -name '*.h' -o -name '*.cuh' -o -name '*.
 while IFS= read -r line; do
     echo "$line has more than 100 columns"
     code=1
-done < <(find "${directories[@]}" test train_gpt.cu \( -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu' \) -print0 | sort -z |
+done < <(find "${directories[@]}" test train_gpt.cu \( "${sources[@]}" \) -print0 | sort -z |
     xargs -0 env LC_ALL=C.UTF-8 grep -nE '^.{101,}$' /dev/null | cut -d : -f 1,2)
 
 most_headers=25 most_lines=450
 while read -r count folder; do
-    [ "$count" -le $most_headers ] || { echo "$folder has $count headers, more than $most_headers; divide it by subjects"; code=1; }
+    [ "$count" -le $most_headers ] || {
+        echo "$folder has $count headers, more than $most_headers; divide it by subjects"
+        code=1
+    }
 done < <(find training parallel -name '*.h' -printf '%h\n' | sort | uniq -c)
 while read -r count file; do
-    [ "$count" -le $most_lines ] || { echo "$file has $count lines, more than $most_lines; divide it by subjects"; code=1; }
-done < <(find training parallel \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -exec grep -c '' /dev/null {} + |
+    [ "$count" -le $most_lines ] || {
+        echo "$file has $count lines, more than $most_lines; divide it by subjects"
+        code=1
+    }
+done < <(find training parallel \( "${sources[@]}" \) -exec grep -c '' /dev/null {} + |
     sed -E 's/^(.*):([0-9]+)$/\2 \1/')
 exit $code

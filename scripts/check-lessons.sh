@@ -78,7 +78,8 @@ for lesson in scripts/lessons/[1-9]-*.sh; do
 done
 all_lasted=$((SECONDS - all_began))
 number() {  # number LESSON WHAT: what a lesson has measured
-    grep -F "measured: $2 = " "$LESSONS_DIR/$1.txt" | head -n 1 | sed 's/.* = \([^ ]*\).*/\1/' | tr -d ,
+    grep -F "measured: $2 = " "$LESSONS_DIR/$1.txt" | head -n 1 |
+        sed 's/.* = \([^ ]*\).*/\1/' | tr -d ,
 }
 while IFS=';' read -r lesson what least most; do
     value=$(number "$lesson" "$what")

@@ -18,8 +18,8 @@ skip() { echo "skipped: reports in a browser, since $1"; echo "0 passed, 0 faile
 browser=${CHROMIUM:-$(command -v chromium chromium-browser google-chrome | head -n 1)}
 [ -n "$browser" ] || skip "there is no Chromium (on Debian: apt-get install chromium)"
 command -v python3 > /dev/null || skip "there is no python3"
-"$browser" --headless --no-sandbox --disable-gpu --dump-dom about:blank 2> /dev/null | grep -q '<html' ||
-    skip "$browser does not start here"
+"$browser" --headless --no-sandbox --disable-gpu --dump-dom about:blank 2> /dev/null |
+    grep -q '<html' || skip "$browser does not start here"
 program=${TRAIN_GPT:-build/train_gpt}
 [ $# = 0 ] || exec python3 scripts/check_report.py "$program" "$browser" build/report "$@"
 . scripts/count-tests.sh

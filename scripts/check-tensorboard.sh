@@ -21,7 +21,8 @@ complete() { "$1" -c 'import tensorboard.main' > /dev/null 2>&1; }
 
 command -v "$python" > /dev/null || skip "there is no $python"
 if ! complete "$python"; then
-    if ! [ -x "$environment/bin/python" ] || ! "$environment/bin/python" -m pip --version > /dev/null 2>&1; then
+    if ! [ -x "$environment/bin/python" ] ||
+        ! "$environment/bin/python" -m pip --version > /dev/null 2>&1; then
         rm -rf "$environment"
         "$python" -m venv "$environment" > /dev/null 2>&1 ||
             skip "$python makes no virtual environments (Debian's package for that is python3-venv)"
@@ -29,7 +30,8 @@ if ! complete "$python"; then
     python=$environment/bin/python
     if ! complete "$python"; then
         echo "installing tensorboard into $environment"
-        "$python" -m pip install --disable-pip-version-check --quiet --retries 1 tensorboard setuptools > "$environment/pip.log" 2>&1 ||
+        "$python" -m pip install --disable-pip-version-check --quiet --retries 1 \
+            tensorboard setuptools > "$environment/pip.log" 2>&1 ||
             skip "it could not be installed: $(tail -n 1 "$environment/pip.log")"
     fi
     complete "$python" || skip "it does not start here, though it is installed in $environment"

@@ -18,18 +18,23 @@ skip() {
     echo "0 passed, 0 failed"
     exit
 }
-complete() {  # complete PYTHON: whether it can load models; transformers goes without a torch that is too old
-    "$1" -c 'from transformers import GPT2LMHeadModel; import torch; GPT2LMHeadModel.from_pretrained' > /dev/null 2>&1
+# complete PYTHON: whether it can load models; transformers goes without a torch that is too old
+complete() {
+    "$1" -c \
+        'from transformers import GPT2LMHeadModel; import torch; GPT2LMHeadModel.from_pretrained' \
+        > /dev/null 2>&1
 }
 install() {
     echo "installing $1 into $environment"
-    "$environment/bin/python" -m pip install --disable-pip-version-check --quiet --retries 1 "$1" > "$environment/pip.log" 2>&1 ||
+    "$environment/bin/python" -m pip install --disable-pip-version-check --quiet --retries 1 "$1" \
+        > "$environment/pip.log" 2>&1 ||
         skip "$1 could not be installed: $(tail -n 1 "$environment/pip.log")"
 }
 
 command -v "$python" > /dev/null || skip "there is no $python"
 if ! complete "$python"; then
-    if ! [ -x "$environment/bin/python" ] || ! "$environment/bin/python" -m pip --version > /dev/null 2>&1; then
+    if ! [ -x "$environment/bin/python" ] ||
+        ! "$environment/bin/python" -m pip --version > /dev/null 2>&1; then
         rm -rf "$environment"
         "$python" -m venv --system-site-packages "$environment" > /dev/null 2>&1 ||
             skip "$python makes no virtual environments (Debian's package for that is python3-venv)"
@@ -37,6 +42,8 @@ if ! complete "$python"; then
     python=$environment/bin/python
     complete "$python" || install transformers
     complete "$python" || install torch
-    complete "$python" || skip "transformers does not load models here, though it is installed in $environment"
+    complete "$python" ||
+        skip "transformers does not load models here, though it is installed in $environment"
 fi
-HF_HUB_OFFLINE=1 "$python" scripts/check_transformers.py --interchange "${TRAIN_GPT:-build/train_gpt}"
+HF_HUB_OFFLINE=1 "$python" scripts/check_transformers.py --interchange \
+    "${TRAIN_GPT:-build/train_gpt}"

@@ -12,10 +12,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # Packages for the apt command in messages; libdnnl-dev is optional.
-all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev libpcre2-dev libutf8proc-dev libssl-dev zlib1g-dev libzstd-dev libsnappy-dev liblz4-dev libdnnl-dev"
+all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev libpcre2-dev libutf8proc-dev"
+all_packages+=" libssl-dev zlib1g-dev libzstd-dev libsnappy-dev liblz4-dev libdnnl-dev"
 
-say() { printf '  %-9s %s\n' "$1" "$2" >&2; }
-stop() { printf 'error: %s\n' "$1" >&2; exit 1; }
+say() { printf '  %-9s %s\n' "$1" "${*:2}" >&2; }  # say WHAT TEXT…
+stop() { printf 'error: %s\n' "$*" >&2; exit 1; }  # stop TEXT…
 
 # --- The compiler ---------------------------------------------------------------------------------
 command -v "${CXX%% *}" > /dev/null ||
@@ -30,16 +31,20 @@ cat > "$work/compiler.cpp" <<'TXT'
 #endif
 int main() { return 0; }
 TXT
-$CXX ${CPPFLAGS-} ${CXXFLAGS-} -std=c++20 -fsyntax-only "$work/compiler.cpp" 2> "$work/log" ||
-    { head -3 "$work/log" >&2; stop "$CXX does not compile C++20; use g++ 11 or clang 16 or newer (make CXX=g++-12)"; }
+$CXX ${CPPFLAGS-} ${CXXFLAGS-} -std=c++20 -fsyntax-only "$work/compiler.cpp" 2> "$work/log" || {
+    head -3 "$work/log" >&2
+    stop "$CXX does not compile C++20; use g++ 11 or clang 16 or newer (make CXX=g++-12)"
+}
 printf 'int main() { return 0; }\n' > "$work/openmp.cpp"
 $CXX ${CXXFLAGS-} ${LDFLAGS-} -fopenmp "$work/openmp.cpp" -o "$work/openmp" 2> /dev/null ||
-    stop "$CXX cannot build with OpenMP (-fopenmp); install its OpenMP library (libgomp comes with g++, clang needs libomp-dev)"
+    stop "$CXX cannot build with OpenMP (-fopenmp); install its OpenMP library (libgomp comes" \
+        "with g++, clang needs libomp-dev)"
 $CXX ${CXXFLAGS-} -march="$MARCH" -dM -E -x c++ /dev/null > "$work/macros" 2> /dev/null ||
-    stop "$CXX does not know -march=$MARCH; choose another MARCH, such as native, x86-64-v3 or armv8-a"
+    stop "$CXX does not know -march=$MARCH; choose another MARCH, such as native, x86-64-v3" \
+        "or armv8-a"
 features=
-for feature in AVX2:avx2 FMA:fma AVX512F:avx512f AVX512BW:avx512bw AVX512VL:avx512vl AVX512BF16:avx512bf16 \
-    AMX_BF16:amx-bf16 ARM_NEON:neon ARM_FEATURE_SVE:sve; do
+for feature in AVX2:avx2 FMA:fma AVX512F:avx512f AVX512BW:avx512bw AVX512VL:avx512vl \
+    AVX512BF16:avx512bf16 AMX_BF16:amx-bf16 ARM_NEON:neon ARM_FEATURE_SVE:sve; do
     grep -q "define __${feature%:*}__ " "$work/macros" && features="$features ${feature#*:}"
 done
 features=${features# }
@@ -92,19 +97,23 @@ elif grep -q '^found dnnl' "$work/headers"; then
 #include <cstdio>
 int main() {
     const dnnl_version_t* v = dnnl_version();
+    const bool openmp = v->cpu_runtime == DNNL_RUNTIME_OMP;
     std::printf("%d.%d.%d%s", v->major, v->minor, v->patch,
-                v->cpu_runtime == DNNL_RUNTIME_OMP ? "" : " without OpenMP, so its threads are its own");
+                openmp ? "" : " without OpenMP, so its threads are its own");
     return 0;
 }
 TXT
-    if $CXX ${CPPFLAGS-} ${CXXFLAGS-} "$work/dnnl.cpp" ${LDFLAGS-} -ldnnl -o "$work/dnnl" 2> "$work/log"; then
+    if $CXX ${CPPFLAGS-} ${CXXFLAGS-} "$work/dnnl.cpp" ${LDFLAGS-} -ldnnl \
+        -o "$work/dnnl" 2> "$work/log"; then
         onednn=1
         say oneDNN "$("$work/dnnl" 2> /dev/null): matrix products on the CPU go through it"
     else
-        say oneDNN "its headers are here, but it does not link: matrix products on the CPU use the project's own kernel"
+        say oneDNN "its headers are here, but it does not link: matrix products on the CPU use" \
+            "the project's own kernel"
     fi
 else
-    say oneDNN "not found: matrix products on the CPU use the project's own kernel, which is slower (apt-get install libdnnl-dev)"
+    say oneDNN "not found: matrix products on the CPU use the project's own kernel, which is" \
+        "slower (apt-get install libdnnl-dev)"
 fi
 
 # --- OpenSSL --------------------------------------------------------------------------------------
@@ -113,11 +122,13 @@ cat > "$work/tls.cpp" <<'TXT'
 #include <cstdio>
 int main() {
     std::printf("%s", OpenSSL_version(OPENSSL_VERSION));
-    return SSL_CTX_set_ciphersuites(SSL_CTX_new(TLS_method()), "TLS_AES_128_GCM_SHA256") == 1 ? 0 : 1;
+    SSL_CTX* context = SSL_CTX_new(TLS_method());
+    return SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256") == 1 ? 0 : 1;
 }
 TXT
 tls=0
-if $CXX ${CPPFLAGS-} ${CXXFLAGS-} "$work/tls.cpp" ${LDFLAGS-} -lssl -lcrypto -o "$work/tls" 2> "$work/log"; then
+if $CXX ${CPPFLAGS-} ${CXXFLAGS-} "$work/tls.cpp" ${LDFLAGS-} -lssl -lcrypto \
+    -o "$work/tls" 2> "$work/log"; then
     tls=1
     version=$("$work/tls" 2> /dev/null)
     say libssl "${version:-OpenSSL}: ranks can meet over TCP, through TLS 1.3"
@@ -127,8 +138,10 @@ fi
 
 # --- zlib, libzstd, snappy and liblz4 -------------------------------------------------------------
 compressed() {  # compressed HEADER LIBRARY CALL: whether a program with it links
-    printf '#include <%s>\nint main() { return (%s) == nullptr; }\n' "$1" "$3" > "$work/compressed.cpp"
-    $CXX ${CPPFLAGS-} ${CXXFLAGS-} "$work/compressed.cpp" ${LDFLAGS-} "-l$2" -o "$work/compressed" 2> "$work/log"
+    printf '#include <%s>\nint main() { return (%s) == nullptr; }\n' "$1" "$3" \
+        > "$work/compressed.cpp"
+    $CXX ${CPPFLAGS-} ${CXXFLAGS-} "$work/compressed.cpp" ${LDFLAGS-} "-l$2" \
+        -o "$work/compressed" 2> "$work/log"
 }
 zlib=0
 zstd=0
@@ -136,13 +149,15 @@ if compressed zlib.h z 'zlibVersion()'; then
     zlib=1
     say zlib "tokenize reads .gz files, and Parquet with gzip"
 else
-    say zlib "not found: tokenize refuses .gz files, and Parquet with gzip (apt-get install zlib1g-dev)"
+    say zlib "not found: tokenize refuses .gz files, and Parquet with gzip" \
+        "(apt-get install zlib1g-dev)"
 fi
 if compressed zstd.h zstd 'ZSTD_versionString()'; then
     zstd=1
     say libzstd "tokenize reads .zst files, and Parquet with zstd"
 else
-    say libzstd "not found: tokenize refuses .zst files, and Parquet with zstd (apt-get install libzstd-dev)"
+    say libzstd "not found: tokenize refuses .zst files, and Parquet with zstd" \
+        "(apt-get install libzstd-dev)"
 fi
 snappy=0
 lz4=0
@@ -150,7 +165,8 @@ if compressed snappy-c.h snappy 'snappy_max_compressed_length(1) == 0 ? nullptr 
     snappy=1
     say snappy "tokenize reads Parquet with snappy"
 else
-    say snappy "not found: tokenize refuses Parquet with snappy, which most writers use (apt-get install libsnappy-dev)"
+    say snappy "not found: tokenize refuses Parquet with snappy, which most writers use" \
+        "(apt-get install libsnappy-dev)"
 fi
 if compressed lz4.h lz4 'LZ4_versionString()'; then
     lz4=1
@@ -171,28 +187,35 @@ if [ "$CUDA" = 0 ]; then
 elif ! find_cuda; then
     obstacle=$cuda_obstacle
 elif [ "$CUDA" = auto ]; then
-    say CUDA "nvcc $cuda_release ($cuda_home) is here, but no GPU is seen: this build trains on the CPU (CUDA=1 builds for GPUs as well)"
+    say CUDA "nvcc $cuda_release ($cuda_home) is here, but no GPU is seen:" \
+        "this build trains on the CPU (CUDA=1 builds for GPUs as well)"
 else
     cuda=1
 fi
 if [ -n "$obstacle" ]; then
-    [ "$CUDA" = 1 ] && stop "CUDA=1, but $obstacle; install the CUDA toolkit, set CUDA_HOME, or build with CUDA=0"
+    [ "$CUDA" = 1 ] &&
+        stop "CUDA=1, but $obstacle; install the CUDA toolkit, set CUDA_HOME, or build with CUDA=0"
     say CUDA "$obstacle: this build trains on the CPU"
 fi
 if [ "$cuda" = 1 ]; then
     # If nvidia-smi fails, its output has no architectures.
-    found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -xE '[0-9]+\.[0-9]+' | tr -d . | sort -un)
+    found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null |
+        grep -xE '[0-9]+\.[0-9]+' | tr -d . | sort -un)
     archs=${GPU_ARCHS:-$(echo "$found" | awk '$1 >= 80' | paste -sd ' ')}
     [ -n "$archs" ] && [ "$archs" != all ] || archs=$(all_archs "$cuda_home/bin/nvcc")
     if [ "$cuda_release" = 13.0 ] && [[ " $archs" =~ \ 12[01] ]]; then
         archs=$(printf '%s\n' $archs | sed 's/^12[01].*/90/' | sort -nu | paste -sd ' ')
-        say CUDA "nvcc 13.0 makes wrong code for architectures 120 and 121 (13.1 does not): there the driver compiles kernels for an older one"
+        say CUDA "nvcc 13.0 makes wrong code for architectures 120 and 121 (13.1 does not):" \
+            "there the driver compiles kernels for an older one"
     fi
-    say CUDA "nvcc $cuda_release ($cuda_home): this build trains on GPUs of architecture $archs (GPU_ARCHS=) and on the CPU"
-    header() {  # header NAME [FOLDER…]: its path in the toolkit, among the system's headers or in the folders
+    say CUDA "nvcc $cuda_release ($cuda_home): this build trains on GPUs of architecture $archs" \
+        "(GPU_ARCHS=) and on the CPU"
+    # header NAME [FOLDER…]: its path in the toolkit, among the system's headers or in the folders
+    header() {
         local folder name=$1
         shift
-        for folder in "$cuda_home/include" /usr/include /usr/include/x86_64-linux-gnu /usr/include/aarch64-linux-gnu "$@"; do
+        for folder in "$cuda_home/include" /usr/include /usr/include/x86_64-linux-gnu \
+            /usr/include/aarch64-linux-gnu "$@"; do
             [ -e "$folder/$name" ] && { echo "$folder/$name"; return; }
         done
     }
@@ -200,28 +223,37 @@ if [ "$cuda" = 1 ]; then
     mapfile -t folders < <(cudnn_folders)
     path=$(header cudnn_version.h "${folders[@]/%//include}")
     if [ -z "$path" ]; then
-        say cuDNN "its headers were not found: attention on GPUs uses the project's own kernels ($get_cudnn)"
+        say cuDNN "its headers were not found: attention on GPUs uses the project's own kernels" \
+            "($get_cudnn)"
     else
         cudnn_include=$(dirname "$path")
-        version="$(value "$path" CUDNN_MAJOR).$(value "$path" CUDNN_MINOR).$(value "$path" CUDNN_PATCHLEVEL)"
+        version=$(value "$path" CUDNN_MAJOR).$(value "$path" CUDNN_MINOR)
+        version+=.$(value "$path" CUDNN_PATCHLEVEL)
         # Older frontends lack options that attention needs.
-        printf '#include <cudnn_frontend_version.h>\n#if CUDNN_FRONTEND_VERSION < 11300\n#error\n#endif\n' > "$work/frontend.cpp"
+        printf '%s\n' '#include <cudnn_frontend_version.h>' \
+            '#if CUDNN_FRONTEND_VERSION < 11300' '#error' '#endif' > "$work/frontend.cpp"
         for folder in third_party/cudnn-frontend-*/include "$cuda_home/include" /usr/include; do
-            [ -e "$folder/cudnn_frontend.h" ] && $CXX -I "$folder" -E "$work/frontend.cpp" > /dev/null 2>&1 &&
+            [ -e "$folder/cudnn_frontend.h" ] &&
+                $CXX -I "$folder" -E "$work/frontend.cpp" > /dev/null 2>&1 &&
                 { cudnn_frontend=$folder; break; }
         done
         if [ -n "$cudnn_frontend" ]; then
-            say cuDNN "$version: attention on GPUs can use it where it is found at run time (frontend in $cudnn_frontend)"
+            say cuDNN "$version: attention on GPUs can use it where it is found at run time" \
+                "(frontend in $cudnn_frontend)"
         else
-            say cuDNN "$version: not used, since its frontend headers are missing (scripts/setup.sh build fetches them)"
+            say cuDNN "$version: not used, since its frontend headers are missing" \
+                "(scripts/setup.sh build fetches them)"
         fi
     fi
     path=$(header nccl.h)
     if [ -z "$path" ]; then
-        say NCCL "its header was not found: this build trains on one GPU at a time (apt-get install libnccl-dev)"
+        say NCCL "its header was not found: this build trains on one GPU at a time" \
+            "(apt-get install libnccl-dev)"
     else
-        version="$(value "$path" NCCL_MAJOR).$(value "$path" NCCL_MINOR).$(value "$path" NCCL_PATCH)"
-        if [ "$(value "$path" NCCL_MAJOR)" = 2 ] && [ "$(value "$path" NCCL_MINOR)" -ge 18 ]; then  # ncclCommSplit
+        version=$(value "$path" NCCL_MAJOR).$(value "$path" NCCL_MINOR)
+        version+=.$(value "$path" NCCL_PATCH)
+        if [ "$(value "$path" NCCL_MAJOR)" = 2 ] &&
+            [ "$(value "$path" NCCL_MINOR)" -ge 18 ]; then  # ncclCommSplit
             nccl=$(dirname "$path")
             say NCCL "$version: several GPUs can train together where it is found at run time"
         else
@@ -239,15 +271,22 @@ others=": srun, torchrun or ssh can start many ranks"
 mpi=0
 mpi_includes=
 mpi_libraries=
-try_mpi() {  # try_mpi COMPILE-OPTIONS LINK-OPTIONS, as the wrapper prints them; whether a program builds with them
-    mpi_includes=$(printf '%s\n' $1 | sed -n 's/^-I/-isystem /p' | grep -vx -- '-isystem /usr/include' | tr '\n' ' ')
-    mpi_libraries=$(printf '%s\n' $2 | grep -E '^-(L|l|Wl,|pthread)' | grep -vxE -- '-l(mpi_cxx|mpicxx|mpichcxx|mpi\+\+)' | tr '\n' ' ')
-    $CXX ${CPPFLAGS-} ${CXXFLAGS-} $mpi_includes "$work/mpi.cpp" ${LDFLAGS-} $mpi_libraries -o "$work/mpi" 2> "$work/log"
+# try_mpi COMPILE-OPTIONS LINK-OPTIONS, as the wrapper prints them; whether a program builds with
+# them
+try_mpi() {
+    mpi_includes=$(printf '%s\n' $1 | sed -n 's/^-I/-isystem /p' |
+        grep -vx -- '-isystem /usr/include' | tr '\n' ' ')
+    mpi_libraries=$(printf '%s\n' $2 | grep -E '^-(L|l|Wl,|pthread)' |
+        grep -vxE -- '-l(mpi_cxx|mpicxx|mpichcxx|mpi\+\+)' | tr '\n' ' ')
+    $CXX ${CPPFLAGS-} ${CXXFLAGS-} $mpi_includes "$work/mpi.cpp" ${LDFLAGS-} $mpi_libraries \
+        -o "$work/mpi" 2> "$work/log"
 }
 if [ "$MPI" = 0 ]; then
     say MPI "not wanted (MPI=0)$others"
 elif ! mpicxx=$(command -v mpicxx); then
-    [ "$MPI" = 1 ] && stop "MPI=1, but there is no mpicxx in PATH; install an MPI library (apt-get install $mpi_packages)"
+    [ "$MPI" = 1 ] &&
+        stop "MPI=1, but there is no mpicxx in PATH; install an MPI library" \
+            "(apt-get install $mpi_packages)"
     say MPI "not found$others (scripts/setup.sh mpi installs it for mpirun)"
 else
     cat > "$work/mpi.cpp" <<'TXT'
@@ -262,16 +301,23 @@ int main() {
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
     int length;
     MPI_Get_library_version(text, &length);  // allowed before MPI_Init
-    for (int i = 0; i < length && text[i] != ',' && text[i] != '\n'; ++i) std::putchar(text[i] == '\t' ? ' ' : text[i]);
+    for (int i = 0; i < length && text[i] != ',' && text[i] != '\n'; ++i)
+        std::putchar(text[i] == '\t' ? ' ' : text[i]);
 }
 TXT
-    if try_mpi "$("$mpicxx" -showme:compile 2> /dev/null)" "$("$mpicxx" -showme:link 2> /dev/null)" ||
+    if try_mpi "$("$mpicxx" -showme:compile 2> /dev/null)" \
+        "$("$mpicxx" -showme:link 2> /dev/null)" ||
         try_mpi "$("$mpicxx" -compile_info 2> /dev/null)" "$("$mpicxx" -link_info 2> /dev/null)" ||
         try_mpi "$("$mpicxx" -show 2> /dev/null)" "$("$mpicxx" -show 2> /dev/null)"; then
         mpi=1
-        say MPI "$("$work/mpi" 2> /dev/null || echo "$mpicxx"): mpirun$([ "$tls" = 0 ] || echo ", srun, torchrun or ssh") can start many ranks"
+        version=$("$work/mpi" 2> /dev/null || echo "$mpicxx")
+        starters=mpirun$([ "$tls" = 0 ] || echo ", srun, torchrun or ssh")
+        say MPI "$version: $starters can start many ranks"
     else
-        [ "$MPI" = 1 ] && { head -3 "$work/log" >&2; stop "MPI=1, but no program builds with the flags that $mpicxx gives"; }
+        [ "$MPI" = 1 ] && {
+            head -3 "$work/log" >&2
+            stop "MPI=1, but no program builds with the flags that $mpicxx gives"
+        }
         say MPI "$mpicxx is here, but no program builds with its flags$others"
     fi
 fi

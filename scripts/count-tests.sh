@@ -55,7 +55,8 @@ counted_together() {
     done
 }
 
-add_counts() {  # add_counts LOG CODE COMMAND…: adds what a command printed at its end, and removes the log
+# add_counts LOG CODE COMMAND…: adds what a command printed at its end, and removes the log
+add_counts() {
     local log=$1 code=$2 counts
     shift 2
     counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$log" | tail -n 1)

@@ -42,7 +42,8 @@
 # copied, must have the same.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-[ ! -e "$(dirname "$0")/../Makefile" ] || cd "$(dirname "$0")/.."  # installed, it works where it is called
+# Installed, it works where it is called.
+[ ! -e "$(dirname "$0")/../Makefile" ] || cd "$(dirname "$0")/.."
 
 data=${DATA_DIR:-data}
 hub=${HF_ENDPOINT:-https://huggingface.co}
@@ -57,12 +58,14 @@ sha256_of() { sha256sum "$1" | cut -d ' ' -f 1; }
 # The SHA-256 of a large file from Hugging Face's server; empty for other files.
 published_sha256() {
     curl -sSI "${token[@]}" --connect-timeout 20 --retry 3 "$1" |
-        tr -d '\r"' | tr '[:upper:]' '[:lower:]' | sed -n 's/^x-linked-etag: *\([0-9a-f]\{64\}\)$/\1/p' | head -n 1
+        tr -d '\r"' | tr '[:upper:]' '[:lower:]' |
+        sed -n 's/^x-linked-etag: *\([0-9a-f]\{64\}\)$/\1/p' | head -n 1
 }
 
 fetch() {  # fetch URL FILE [SHA256]
     local token=()
-    [[ $1 != "$hub"/* || -z "${HF_TOKEN:-}" ]] || token=(--oauth2-bearer "$HF_TOKEN")  # not sent on to other hosts
+    # It is not sent on to other hosts.
+    [[ $1 != "$hub"/* || -z "${HF_TOKEN:-}" ]] || token=(--oauth2-bearer "$HF_TOKEN")
     local url=$1 file=$2 wanted=${3:-} status=0
     local part=$file.part host=${1#*://}
     host=${host%%/*}
@@ -76,14 +79,23 @@ fetch() {  # fetch URL FILE [SHA256]
         curl -fL "${token[@]}" --connect-timeout 20 --retry 3 -C - -o "$part" "$url" || status=$?
         # If the file was already whole, curl fails with 22 or 33, because the server has nothing to
         # add.
-        if [ $status != 0 ] && ! { [ -s "$part" ] && [ -n "$wanted" ] && [ "$(sha256_of "$part")" = "$wanted" ]; }; then
+        if [ $status != 0 ] && ! { [ -s "$part" ] && [ -n "$wanted" ] &&
+            [ "$(sha256_of "$part")" = "$wanted" ]; }; then
             case $status in
-                5 | 6 | 7 | 28 | 35) stop "$host cannot be reached (curl: $status); check the connection and run the same command again, or put
+                5 | 6 | 7 | 28 | 35)
+                    stop "$host cannot be reached (curl: $status); check the connection and run" \
+                        "the same command again, or put
        $url
        into $file by hand" ;;
-                22) stop "$host does not serve $url; it may have moved, or need a licence to be accepted there and HF_TOKEN" ;;
-                23) stop "$part cannot be written; free some space or set DATA_DIR to another disk, and run the same command again" ;;
-                *) stop "the download of $url broke off (curl: $status); run the same command again to continue it" ;;
+                22)
+                    stop "$host does not serve $url; it may have moved, or need a licence to be" \
+                        "accepted there and HF_TOKEN" ;;
+                23)
+                    stop "$part cannot be written; free some space or set DATA_DIR to another" \
+                        "disk, and run the same command again" ;;
+                *)
+                    stop "the download of $url broke off (curl: $status); run the same command" \
+                        "again to continue it" ;;
             esac
         fi
         mv "$part" "$file"
@@ -92,10 +104,12 @@ fetch() {  # fetch URL FILE [SHA256]
     found=$(sha256_of "$file")
     if [ -n "$wanted" ] && [ "$found" != "$wanted" ]; then
         mv "$file" "$file.wrong"
-        stop "$file is not what was published: its SHA-256 is $found, not $wanted; it was renamed to $file.wrong; run the same command again"
+        stop "$file is not what was published: its SHA-256 is $found, not $wanted;" \
+            "it was renamed to $file.wrong; run the same command again"
     fi
     if [ -z "$wanted" ]; then
-        echo "note: no SHA-256 is known for $file, so it was not checked; its hash $found is kept in $file.first, and later downloads must have it"
+        echo "note: no SHA-256 is known for $file, so it was not checked; its hash $found is kept" \
+            "in $file.first, and later downloads must have it"
         printf '%s  %s\n' "$found" "$(basename "$file")" > "$file.first"
     fi
     printf '%s  %s\n' "$found" "$(basename "$file")" > "$file.sha256"
@@ -104,11 +118,15 @@ fetch() {  # fetch URL FILE [SHA256]
 gpt2() {
     local from=https://openaipublic.blob.core.windows.net/gpt-2/encodings/main
     # The hashes are those in tiktoken's definition of this encoding.
-    fetch $from/encoder.json "$data/gpt2/encoder.json" 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
-    fetch $from/vocab.bpe "$data/gpt2/vocab.bpe" 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
+    fetch $from/encoder.json "$data/gpt2/encoder.json" \
+        196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
+    fetch $from/vocab.bpe "$data/gpt2/vocab.bpe" \
+        1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 }
 
-tokenize() {  # tokenize FOLDER ARGUMENTS…, unless the folder is complete and newer than the text, the last argument
+# tokenize FOLDER ARGUMENTS…, unless the folder is complete and newer than the text, the last
+# argument
+tokenize() {
     local folder=$1
     shift
     [ "$folder/data.json" -nt "${!#}" ] && grep -q '"complete": true' "$folder/data.json" && return
@@ -117,15 +135,17 @@ tokenize() {  # tokenize FOLDER ARGUMENTS…, unless the folder is complete and 
 }
 
 tinyshakespeare() {
+    local from=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare
     local to=$data/tinyshakespeare
-    fetch https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt \
-        "$to/input.txt" 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
+    fetch $from/input.txt "$to/input.txt" \
+        86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
     tokenize "$to" --train-vocab 1024 --val-fraction 0.05 "$to/input.txt"
     globs="data.train=$to/train_*.bin data.val=$to/val_*.bin"
 }
 
 tinystories() {
-    local from=$hub/datasets/roneneldan/TinyStories/resolve/main text=TinyStoriesV2-GPT4 to=$data/tinystories
+    local from=$hub/datasets/roneneldan/TinyStories/resolve/main text=TinyStoriesV2-GPT4
+    local to=$data/tinystories
     fetch "$from/$text-train.txt" "$to/$text-train.txt"
     fetch "$from/$text-valid.txt" "$to/$text-valid.txt"
     tokenize "$to" --train-vocab 8192 --val-fraction 0 "$to/$text-train.txt"
@@ -135,7 +155,8 @@ tinystories() {
 
 set_number() {  # set_number MOST: n, of files for training
     n=${SHARDS:-$1}
-    [[ "$n" =~ ^[0-9]+$ ]] && [ "$n" -ge 1 ] && [ "$n" -le "$1" ] || stop "SHARDS=$n is not a number from 1 to $1"
+    [[ "$n" =~ ^[0-9]+$ ]] && [ "$n" -ge 1 ] && [ "$n" -le "$1" ] ||
+        stop "SHARDS=$n is not a number from 1 to $1"
 }
 
 shards() {  # shards DATASET PREFIX NUMBER FOLDER
@@ -158,8 +179,11 @@ tasks() {  # tasks NAME URL [SHA256]: downloads a data set and turns it into tas
         echo "moved $data/$1/${2##*/}$end to $file$end"
     done
     fetch "$2" "$file" "${3:-}"
-    command -v python3 > /dev/null || stop "python3 is missing, which turns $file into tasks; install it (sudo apt-get install python3)"
-    if ! [ "$data/$1/converted" -nt "$file" ] || ! [ "$data/$1/converted" -nt "$here/tasks.py" ]; then
+    command -v python3 > /dev/null ||
+        stop "python3 is missing, which turns $file into tasks;" \
+            "install it (sudo apt-get install python3)"
+    if ! [ "$data/$1/converted" -nt "$file" ] ||
+        ! [ "$data/$1/converted" -nt "$here/tasks.py" ]; then
         "$here/tasks.py" "$1" "$file" "$data/$1"
         touch "$data/$1/converted"  # after all of them have been written
     fi
@@ -168,19 +192,26 @@ tasks() {  # tasks NAME URL [SHA256]: downloads a data set and turns it into tas
 }
 
 published_tasks() {  # published_tasks NAME
+    local ai2=https://ai2-public-datasets.s3.amazonaws.com
+    local mosaic=https://storage.googleapis.com/ai2-mosaic/public
     case $1 in
         core) tasks core https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip ;;
-        arc) tasks arc https://ai2-public-datasets.s3.amazonaws.com/arc/ARC-V1-Feb2018.zip ;;
-        piqa) tasks piqa https://storage.googleapis.com/ai2-mosaic/public/physicaliqa/physicaliqa-train-dev.zip ;;
-        hellaswag) tasks hellaswag https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl \
-            0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588 ;;
-        openbookqa) tasks openbookqa https://ai2-public-datasets.s3.amazonaws.com/open-book-qa/OpenBookQA-V1-Sep2018.zip ;;
-        winogrande) tasks winogrande https://storage.googleapis.com/ai2-mosaic/public/winogrande/winogrande_1.1.zip ;;
-        sciq) tasks sciq https://ai2-public-datasets.s3.amazonaws.com/sciq/SciQ.zip ;;
+        arc) tasks arc $ai2/arc/ARC-V1-Feb2018.zip ;;
+        piqa) tasks piqa $mosaic/physicaliqa/physicaliqa-train-dev.zip ;;
+        hellaswag)
+            tasks hellaswag \
+                https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl \
+                0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588 ;;
+        openbookqa) tasks openbookqa $ai2/open-book-qa/OpenBookQA-V1-Sep2018.zip ;;
+        winogrande) tasks winogrande $mosaic/winogrande/winogrande_1.1.zip ;;
+        sciq) tasks sciq $ai2/sciq/SciQ.zip ;;
         boolq) tasks boolq https://dl.fbaipublicfiles.com/glue/superglue/data/v2/BoolQ.zip ;;
-        commonsenseqa) tasks commonsenseqa https://s3.amazonaws.com/commensenseqa/dev_rand_split.jsonl ;;
+        commonsenseqa)
+            tasks commonsenseqa https://s3.amazonaws.com/commensenseqa/dev_rand_split.jsonl ;;
         mmlu) tasks mmlu https://people.eecs.berkeley.edu/~hendrycks/data.tar ;;
-        lambada) tasks lambada https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl ;;
+        lambada)
+            tasks lambada \
+                https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl ;;
     esac
 }
 
@@ -194,21 +225,24 @@ vocabulary() {  # vocabulary NAME: of a published model
     fetch "$hub/$model/resolve/main/tokenizer.json" "$data/$1/tokenizer.json"
 }
 
-fineweb_edu_texts() {  # fineweb_edu_texts FOLDER OPTIONS…: tokenizes them with these options into the folder
+# fineweb_edu_texts FOLDER OPTIONS…: tokenizes them with these options into the folder
+fineweb_edu_texts() {
     local n i name=$1 to=$data/$1 files=() fresh=1
+    local from=$hub/datasets/HuggingFaceFW/fineweb-edu/resolve/main/sample/10BT
     shift
     set_number 14
     for ((i = 0; i < n; ++i)); do
         files+=("$data/fineweb-edu-text/$(printf %03d "$i")_00000.parquet")
-        fetch "$hub/datasets/HuggingFaceFW/fineweb-edu/resolve/main/sample/10BT/${files[i]##*/}" "${files[i]}"
+        fetch "$from/${files[i]##*/}" "${files[i]}"
         [ "$to/tokenized" -nt "${files[i]}" ] || fresh=0
     done
     globs="data.train=$to/train_*.bin data.val=$to/val_*.bin"
     [ $fresh = 0 ] || return 0
     [ -x "$program" ] || stop "$program is not built; run make first, or set TRAIN_GPT"
-    if [ "$name" = fineweb-edu-32k ] && ! [ -e "$to/vocabulary/tokenizer.json" ]; then  # trained on the first file
+    if [ "$name" = fineweb-edu-32k ] && ! [ -e "$to/vocabulary/tokenizer.json" ]; then
+        # The vocabulary is trained on the first file. The shards (1.5 GB) are made again below.
         tokenize "$to/vocabulary" --train-vocab 32000 "${files[0]}"
-        rm -f "$to"/vocabulary/{train,val}_*.bin "$to/vocabulary/data.json"  # 1.5 GB that are made again below
+        rm -f "$to"/vocabulary/{train,val}_*.bin "$to/vocabulary/data.json"
     fi
     "$program" tokenize "${files[@]}" "$@" --out "$to" --val-fraction 0.005
     touch "$to/tokenized"  # after it has ended well
@@ -230,9 +264,12 @@ for name in "$@"; do
         fineweb-edu-llama3 | fineweb-edu-qwen3 | fineweb-edu-smollm2)
             vocabulary "${name##*-}"
             fineweb_edu_texts "$name" --tokenizer "$data/${name##*-}" ;;
-        fineweb-edu-10b) shards karpathy/fineweb-edu-100B-gpt2-token-shards edu_fineweb 100 fineweb-edu-10b ;;
+        fineweb-edu-10b)
+            shards karpathy/fineweb-edu-100B-gpt2-token-shards edu_fineweb 100 fineweb-edu-10b ;;
         fineweb-10b) shards kjj0/fineweb10B-gpt2 fineweb 103 fineweb-10b ;;
-        core | arc | piqa | hellaswag | openbookqa | winogrande | sciq | boolq | commonsenseqa | mmlu | lambada) published_tasks "$name" ;;
+        core | arc | piqa | hellaswag | openbookqa | winogrande | sciq | boolq | commonsenseqa | \
+            mmlu | lambada)
+            published_tasks "$name" ;;
         *) echo "error: there is no data set called $name" >&2; usage >&2; exit 2 ;;
     esac
     echo "$data/$name is ready${globs:+; its shards are $globs}"

@@ -3,7 +3,8 @@
 # is set and usable, else the newest of the nvcc in PATH and those in CUDA_FOLDERS (/usr/local/cuda,
 # /opt/cuda).
 
-get_cudnn="pip install nvidia-cudnn-cu13 in an active Python environment, or set CUDNN_PATH to cuDNN's folder"
+get_cudnn="pip install nvidia-cudnn-cu13 in an active Python environment, or set CUDNN_PATH to"
+get_cudnn+=" cuDNN's folder"
 
 # cudnn_folders: the folders of cuDNN besides the toolkit's and the system's: CUDNN_PATH, and that
 # of NVIDIA's package in the active Python environment. Each may have include/ and lib/. The program
@@ -33,21 +34,26 @@ all_archs() {
 find_cuda() {
     local nvcc home release
     cuda_home='' cuda_release=''
-    cuda_obstacle="there is no nvcc in PATH, CUDA_HOME or ${CUDA_FOLDERS:=/usr/local/cuda /opt/cuda}"
+    : "${CUDA_FOLDERS:=/usr/local/cuda /opt/cuda}"
+    cuda_obstacle="there is no nvcc in PATH, CUDA_HOME or $CUDA_FOLDERS"
     # shellcheck disable=SC2086  # the folders are words
-    for nvcc in "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" "$(command -v nvcc)" $(printf '%s/bin/nvcc\n' $CUDA_FOLDERS); do
+    for nvcc in "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" "$(command -v nvcc)" \
+        $(printf '%s/bin/nvcc\n' $CUDA_FOLDERS); do
         [ -n "$nvcc" ] && [ -x "$nvcc" ] || continue
         release=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
         home=$(cd "$(dirname "$nvcc")/.." && pwd)
         if ! [ "${release%%.*}" -ge 13 ] 2> /dev/null; then
-            cuda_obstacle="nvcc in $home is of CUDA ${release:-(unknown)}, and 13 or newer is needed"
+            release=${release:-(unknown)}
+            cuda_obstacle="nvcc in $home is of CUDA $release, and 13 or newer is needed"
         elif ! [ -e "$home/include/cublasLt.h" ] && ! [ -e /usr/include/cublasLt.h ]; then
             cuda_obstacle="nvcc is in $home, but cuBLASLt's header is missing (libcublas-dev)"
-        elif [ "$(printf '%s\n' "$cuda_release" "$release" | sort -V | tail -n 1)" != "$cuda_release" ]; then
+        elif [ "$(printf '%s\n' "$cuda_release" "$release" | sort -V | tail -n 1)" \
+            != "$cuda_release" ]; then
             cuda_home=$home
             cuda_release=$release
         fi
-        [ -z "$cuda_home" ] || [ "$nvcc" != "${CUDA_HOME-}/bin/nvcc" ] || break  # as it was asked for
+        # The one that was asked for is taken, whichever are newer.
+        [ -z "$cuda_home" ] || [ "$nvcc" != "${CUDA_HOME-}/bin/nvcc" ] || break
     done
     [ -n "$cuda_home" ]
 }

@@ -27,5 +27,9 @@
 # usage; 75 time is up; 130 Ctrl-C.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
-command -v python3 > /dev/null || { echo "error: scripts/first_hour.sh needs python3 (3.8 or newer), without packages; install it" >&2; exit 1; }
+command -v python3 > /dev/null || {
+    echo "error: scripts/first_hour.sh needs python3 (3.8 or newer), without packages;" \
+        "install it" >&2
+    exit 1
+}
 exec python3 scripts/first_hour.py "$@"

@@ -8,15 +8,20 @@
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 set -uo pipefail
-command -v clang++ > /dev/null || { echo 'skipped: fuzzing, which needs clang++ with libFuzzer (apt-get install clang)'; echo '0 passed, 0 failed'; exit 0; }
+command -v clang++ > /dev/null || {
+    echo 'skipped: fuzzing, which needs clang++ with libFuzzer (apt-get install clang)'
+    echo '0 passed, 0 failed'
+    exit 0
+}
 ${MAKE:-make} --no-print-directory build/fuzz/fuzz || { echo '0 passed, 1 failed'; exit 1; }
 passed=0
 failed=0
 for target in ${FUZZ_TARGETS:-$(build/fuzz/fuzz)}; do
     echo "== fuzzing $target for ${FUZZ_SECONDS:-60} s"
     mkdir -p "build/fuzz/corpus/$target" build/fuzz/found
-    if FUZZ_TARGET=$target build/fuzz/fuzz -max_total_time="${FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512 \
-        -max_len=65536 -print_final_stats=1 -artifact_prefix="build/fuzz/found/$target-" \
+    if FUZZ_TARGET=$target build/fuzz/fuzz -max_total_time="${FUZZ_SECONDS:-60}" -timeout=10 \
+        -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=65536 -print_final_stats=1 \
+        -artifact_prefix="build/fuzz/found/$target-" \
         "build/fuzz/corpus/$target" "test/fuzz/seeds/$target" > "build/fuzz/$target.log" 2>&1; then
         passed=$((passed + 1))
         grep -E '^stat::(number_of_executed_units|peak_rss_mb)' "build/fuzz/$target.log" || true

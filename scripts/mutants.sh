@@ -67,7 +67,8 @@ read_list() {
         line=
     done < test/mutants.txt
     if [ $field != 4 ] || [ -n "${line:-}" ]; then
-        echo "error: in test/mutants.txt the entry ${names[-1]:-before the first name} does not have four lines" >&2
+        echo "error: in test/mutants.txt the entry ${names[-1]:-before the first name} does not" \
+            "have four lines" >&2
         exit 1
     fi
     name=$(printf '%s\n' "${names[@]}" | sort | uniq -d | head -n 1)
@@ -80,7 +81,8 @@ needs_it() { [[ " ${needs[$1]} " == *" $2 "* ]]; }  # needs_it INDEX cuda|mpi|am
 pattern_of() { echo "${tests[$1]%% -c *}"; }
 section_of() { [[ ${tests[$1]} != *' -c '* ]] || echo "${tests[$1]#* -c }"; }
 
-put_fault() {  # put_fault INDEX TO: the file with the fault; false unless one line is changed or deleted
+# put_fault INDEX TO: the file with the fault; false unless one line is changed or deleted
+put_fault() {
     local differences
     sed "${edits[$1]}" "${files[$1]}" > "$2" || return 1
     differences=$(diff -- "${files[$1]}" "$2") || true
@@ -111,7 +113,10 @@ for name in "${wanted[@]}"; do
     for i in "${!names[@]}"; do
         [ "${names[i]}" != "$name" ] || found=$i
     done
-    [ -n "$found" ] || { echo "error: test/mutants.txt has no fault called $name; --list shows them" >&2; exit 2; }
+    [ -n "$found" ] || {
+        echo "error: test/mutants.txt has no fault called $name; --list shows them" >&2
+        exit 2
+    }
     chosen+=("$found")
 done
 [ ${#wanted[@]} -gt 0 ] || chosen=("${!names[@]}")
@@ -136,7 +141,9 @@ trap 'exit 143' TERM HUP
 if [ "$mode" = check ]; then
     # The names of tests and sections, one per line, with string literals joined as the compiler
     # does.
-    cat test/*.cpp test/*/*.cpp | tr '\n' ' ' | sed 's/" *"//g; s/TEST_CASE_METHOD([^,]*,/TEST_CASE(/g' | grep -o '\(TEST_CASE\|SECTION\)( *"[^"]*"' |
+    cat test/*.cpp test/*/*.cpp | tr '\n' ' ' |
+        sed 's/" *"//g; s/TEST_CASE_METHOD([^,]*,/TEST_CASE(/g' |
+        grep -o '\(TEST_CASE\|SECTION\)( *"[^"]*"' |
         sed 's/( *"/ /; s/"$//' > "$work/tests"
     for i in "${chosen[@]}"; do
         pattern=$(pattern_of "$i")
@@ -149,10 +156,12 @@ if [ "$mode" = check ]; then
         if [ ! -e "${files[i]}" ]; then
             result "$i" failed "there is no ${files[i]}"
         elif ! put_fault "$i" "$work/file" 2> "$work/log"; then
-            result "$i" failed "does not apply: its edit must change one line of ${files[i]}: ${edits[i]}"
+            result "$i" failed \
+                "does not apply: its edit must change one line of ${files[i]}: ${edits[i]}"
             cat "$work/log"
         elif [[ $pattern == *,* ]]; then
-            result "$i" failed "the pattern of its test has a comma, which separates patterns: $pattern"
+            result "$i" failed \
+                "the pattern of its test has a comma, which separates patterns: $pattern"
         elif [ -z "$is_there" ]; then
             result "$i" failed "no test is called: $pattern"
         elif [ -n "$section" ] && ! grep -qxF "SECTION $section" "$work/tests"; then
@@ -181,9 +190,13 @@ cd "$copy"
 
 build() { "$make" --no-print-directory DEBUG= SANITIZE= build/train_gpt build/test; }
 echo "building without a fault"
-build > "$work/log" 2>&1 || { tail -n 40 "$work/log"; give_up "the tree does not build without a fault"; }
+build > "$work/log" 2>&1 || {
+    tail -n 40 "$work/log"
+    give_up "the tree does not build without a fault"
+}
 if [ -n "$simulator" ] && [ -e "$simulator/Makefile" ]; then
-    "$make" --no-print-directory DEBUG= SANITIZE= GPUSIM="$simulator" simulator || give_up "the simulator does not build"
+    "$make" --no-print-directory DEBUG= SANITIZE= GPUSIM="$simulator" simulator ||
+        give_up "the simulator does not build"
     simulator=$copy/build/gpusim/lib
 fi
 cp -a build "$work/pristine"
@@ -210,13 +223,18 @@ for i in "${chosen[@]}"; do
         runnable+=("$i")
     fi
 done
-[ $without_cuda = 0 ] || echo "skipped: faults in CUDA code ($without_cuda), which need a build for CUDA and GPUSIM=folder"
-[ $without_mpi = 0 ] || echo "skipped: faults that need many ranks ($without_mpi), which need MPI and mpirun"
-[ $without_amx = 0 ] || echo "skipped: faults in code for AMX ($without_amx), which need a processor that has it"
+[ $without_cuda = 0 ] ||
+    echo "skipped: faults in CUDA code ($without_cuda)," \
+        "which need a build for CUDA and GPUSIM=folder"
+[ $without_mpi = 0 ] ||
+    echo "skipped: faults that need many ranks ($without_mpi), which need MPI and mpirun"
+[ $without_amx = 0 ] ||
+    echo "skipped: faults in code for AMX ($without_amx), which need a processor that has it"
 if [ -n "$count" ] && [ ${#runnable[@]} -gt 0 ]; then
     seed=${seed:-$((RANDOM * 32768 + RANDOM))}
     echo "seed $seed: scripts/mutants.sh --random $count --seed $seed repeats this choice"
-    mapfile -t runnable < <(printf '%s\n' "${runnable[@]}" | awk -v seed="$seed" 'BEGIN { srand(seed) } { print rand(), $0 }' |
+    mapfile -t runnable < <(printf '%s\n' "${runnable[@]}" |
+        awk -v seed="$seed" 'BEGIN { srand(seed) } { print rand(), $0 }' |
         sort -n | head -n "$count" | cut -d ' ' -f 2 | sort -n)
 fi
 
@@ -229,11 +247,16 @@ run_test() {  # run_test INDEX: into the log; its exit code, or 124 or 137 when 
     [ -z "$section" ] || arguments+=(-c "$section")
     local word
     for word in ${needs[$1]}; do [[ $word != *=* ]] || environment+=("$word"); done
-    if needs_it "$1" cuda; then environment+=(LD_LIBRARY_PATH="$simulator${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"); fi
+    if needs_it "$1" cuda; then
+        environment+=(LD_LIBRARY_PATH="$simulator${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
+    fi
     # Runs in a separate session, so that all processes that it starts can be found.
     # shellcheck disable=SC2016  # the inner shell replaces these
-    { setsid --wait bash -c 'echo $$ > "$0" && exec "$@"' "$work/session" timeout --kill-after=10 $limit \
-        env -u TRAIN_GPT_BINARY "${environment[@]}" build/test "${arguments[@]}" > "$work/log" 2>&1; } 2> /dev/null || code=$?
+    {
+        setsid --wait bash -c 'echo $$ > "$0" && exec "$@"' "$work/session" \
+            timeout --kill-after=10 $limit env -u TRAIN_GPT_BINARY "${environment[@]}" \
+            build/test "${arguments[@]}" > "$work/log" 2>&1
+    } 2> /dev/null || code=$?
     end_test
     return $code
 }

@@ -19,7 +19,11 @@
 # STEPS.
 set -eu
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
-[ $# = 0 ] || { echo "error: unknown argument $1; to use your own text set DATA=my.txt in the environment (see --help)" >&2; exit 2; }
+[ $# = 0 ] || {
+    echo "error: unknown argument $1; to use your own text set DATA=my.txt in the environment" \
+        "(see --help)" >&2
+    exit 2
+}
 DATA=${DATA:+$(realpath -ms -- "$DATA")}
 cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8  # awk and printf use a decimal point
@@ -31,14 +35,20 @@ say() { printf '\n== %3d s: %s\n' $SECONDS "$*"; }
 
 FIELD=${FIELD:-}
 STEPS=${STEPS:-}
-[[ $STEPS =~ ^([1-9][0-9]{0,8})?$ ]] || { echo "error: STEPS=$STEPS is not a number of steps, such as STEPS=960" >&2; exit 2; }
+[[ $STEPS =~ ^([1-9][0-9]{0,8})?$ ]] || {
+    echo "error: STEPS=$STEPS is not a number of steps, such as STEPS=960" >&2
+    exit 2
+}
 program=${TRAIN_GPT:-build/train_gpt}
 # So many steps read the King James Bible 3.8 times. More of them would learn little more from it.
 longest=960
 more_text="scripts/data.sh tinystories && $program train tinystories"
 name=quickstart
 if [ -n "$DATA" ]; then
-    [ -f "$DATA" ] && [ -r "$DATA" ] || { echo "error: DATA=$DATA is not a readable file; check the path" >&2; exit 1; }
+    [ -f "$DATA" ] && [ -r "$DATA" ] || {
+        echo "error: DATA=$DATA is not a readable file; check the path" >&2
+        exit 1
+    }
     # Each text has its own run, and so has a file whose content has changed.
     file=$(basename -- "$DATA")
     name=quickstart-$(echo "${file%.*}${FIELD:+-$FIELD}" | tr -c 'A-Za-z0-9\n' -)
@@ -83,8 +93,11 @@ prepare_text() {
     text=$DATA
     if [ -z "$DATA" ]; then
         text=$folder/king-james-bible.txt
-        [ -s "$text" ] || command -v bible > /dev/null ||
-            { echo "error: the package bible-kjv is not installed; make quickstart DATA=my.txt uses your own text" >&2; exit 1; }
+        [ -s "$text" ] || command -v bible > /dev/null || {
+            echo "error: the package bible-kjv is not installed; make quickstart DATA=my.txt uses" \
+                "your own text" >&2
+            exit 1
+        }
         [ -s "$text" ] || { chapters > "$text.tmp" && mv "$text.tmp" "$text"; }
     fi
 }
@@ -99,9 +112,10 @@ train() { # train ARGUMENTS…
 measure_step() {
     ms=
     train --set "run_dir=$work/run" --set schedule.steps=6 --set schedule.warmup_steps=1 \
-        --set data.val= --set checkpoint.every=0 --set sampling.every=0 --set sampling.samples=0 --set log.every=1 \
-        > "$work/log" 2>&1 || return 0
-    ms=$(sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$work/run/metrics.jsonl" 2> /dev/null | tail -n +2 | sort -g |
+        --set data.val= --set checkpoint.every=0 --set sampling.every=0 \
+        --set sampling.samples=0 --set log.every=1 > "$work/log" 2>&1 || return 0
+    ms=$(sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$work/run/metrics.jsonl" 2> /dev/null |
+        tail -n +2 | sort -g |
         awk '{ ms[NR] = $1 } END { if (NR) print ms[int((NR + 1) / 2)] }')
 }
 
@@ -115,10 +129,13 @@ set_length() { # set_length STEPS
         240) warmup=30 save=80 evaluate=60 ;;
         120) warmup=15 save=60 evaluate=60 ;;
         60) warmup=8 save=30 evaluate=30 ;;
-        *) warmup=$(($1 < 480 ? ($1 + 7) / 8 : 60)) save=$((($1 + 3) / 4)) evaluate=$((($1 + 3) / 4)) ;;
+        *)
+            warmup=$(($1 < 480 ? ($1 + 7) / 8 : 60))
+            save=$((($1 + 3) / 4)) evaluate=$((($1 + 3) / 4)) ;;
     esac
-    settings+=(--set "schedule.steps=$1" --set "schedule.warmup_steps=$warmup" --set "checkpoint.every=$save"
-        --set "evaluation.every=$evaluate" --set "sampling.every=$((($1 + 3) / 4))")
+    settings+=(--set "schedule.steps=$1" --set "schedule.warmup_steps=$warmup"
+        --set "checkpoint.every=$save" --set "evaluation.every=$evaluate"
+        --set "sampling.every=$((($1 + 3) / 4))")
 }
 
 # Whether QUICKSTART_ARGS has the run's length.
@@ -129,7 +146,8 @@ choose_length() {
     local length bits ms seconds before=
     steps=
     given_length && return
-    [ ! -s "$run_dir/config.json" ] || before=$(sed -n 's/^ *"steps": *\([0-9]*\).*/\1/p' "$run_dir/config.json")
+    [ ! -s "$run_dir/config.json" ] ||
+        before=$(sed -n 's/^ *"steps": *\([0-9]*\).*/\1/p' "$run_dir/config.json")
     # Without steps, the run's length was given as tokens or epochs.
     if [ "$before" = 0 ] && [ -z "$STEPS" ]; then
         echo "error: the length of the run in $run_dir was given as schedule.tokens or" \
@@ -139,10 +157,12 @@ choose_length() {
     before=${before#0}
     if [ -n "$STEPS" ]; then
         if [ "$STEPS" -lt "${before:-0}" ]; then
-            echo "error: the run in $run_dir has $before steps, and STEPS=$STEPS are fewer; give more, or another RUN_DIR" >&2
+            echo "error: the run in $run_dir has $before steps, and STEPS=$STEPS are fewer;" \
+                "give more, or another RUN_DIR" >&2
             exit 1
         fi
-        [ -z "$before" ] || [ "$STEPS" = "$before" ] || echo "$run_dir is lengthened from $before steps to $STEPS"
+        [ -z "$before" ] || [ "$STEPS" = "$before" ] ||
+            echo "$run_dir is lengthened from $before steps to $STEPS"
         steps=$STEPS
         set_length "$steps"
         return
@@ -163,17 +183,25 @@ choose_length() {
         if long_enough; then break; fi
     done
     set_length "$steps"
-    printf 'a step takes %.0f ms here: training for %d steps, about %s minutes' "$ms" "$steps" "$(minutes "$steps")"
-    if [ "$steps" -lt $longest ]; then echo " ($((2 * steps)) steps would take $(minutes $((2 * steps))))"; else echo; fi
+    printf 'a step takes %.0f ms here: training for %d steps, about %s minutes' \
+        "$ms" "$steps" "$(minutes "$steps")"
+    if [ "$steps" -lt $longest ]; then
+        echo " ($((2 * steps)) steps would take $(minutes $((2 * steps))))"
+    else
+        echo
+    fi
     if ! long_enough; then
         seconds=$(awk "BEGIN { printf \"%.0f\", ($steps + 25) * $ms / 1000 }")
         if [ -n "$DATA" ]; then
-            echo "this machine trains $steps steps in $seconds seconds; STEPS=$((2 * steps)) trains longer"
+            echo "this machine trains $steps steps in $seconds seconds;" \
+                "STEPS=$((2 * steps)) trains longer"
         else
-            echo "this machine reads the text four times in $seconds seconds; for a longer run: $more_text"
+            echo "this machine reads the text four times in $seconds seconds;" \
+                "for a longer run: $more_text"
         fi
     fi
-    [ -n "$DATA" ] || [ -z "$bits" ] || echo "expect about $bits bits per byte on the chapters that are kept for validation"
+    [ -n "$DATA" ] || [ -z "$bits" ] ||
+        echo "expect about $bits bits per byte on the chapters that are kept for validation"
 }
 
 [ -n "${TRAIN_GPT:-}" ] || install_and_build
@@ -192,8 +220,8 @@ else
     [ $status = 0 ] || exit $status
 fi
 
-settings=(--set "run_dir=$run_dir" --set "tokenizer.path=$folder/tokenizer.json" --set "data.train=$folder/train_*.bin"
-    --set "data.val=$folder/val_*.bin")
+settings=(--set "run_dir=$run_dir" --set "tokenizer.path=$folder/tokenizer.json"
+    --set "data.train=$folder/train_*.bin" --set "data.val=$folder/val_*.bin")
 # With a large text, evaluations of all of it would take longer than the training.
 [ -z "$DATA" ] || settings+=(--set sampling.prompt= --set evaluation.max_tokens=60000)
 
@@ -207,7 +235,8 @@ if "$program" report "$run_dir" --picture "$work/loss.svg" > "$work/log"; then
     if rsvg-convert -o "$run_dir/loss.png" "$work/loss.svg"; then
         pages="report.html, loss.png"
     else
-        echo "loss.png is not drawn: that needs rsvg-convert, which scripts/setup.sh quickstart installs" >&2
+        echo "loss.png is not drawn: that needs rsvg-convert, which scripts/setup.sh quickstart" \
+            "installs" >&2
     fi
 fi
 # What the user gave goes on in the commands that are named.

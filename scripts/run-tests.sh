@@ -28,8 +28,10 @@ show_progress() {
 show_progress &
 
 if [ -n "${MEMCHECK:-}" ] && [ "$MEMCHECK" != 0 ]; then
-    command -v compute-sanitizer > /dev/null ||
-        { echo "error: MEMCHECK=1 needs compute-sanitizer, which comes with the CUDA toolkit" >&2; exit 1; }
+    command -v compute-sanitizer > /dev/null || {
+        echo "error: MEMCHECK=1 needs compute-sanitizer, which comes with the CUDA toolkit" >&2
+        exit 1
+    }
     [ $# -gt 0 ] || set -- '[cuda]'
     counted compute-sanitizer --tool memcheck --error-exitcode 1 "$test" "$@"
 else
@@ -44,7 +46,8 @@ else
         ends='failure watchdog cluster scripts makefile'
         # shellcheck disable=SC2046,SC2086,SC2059  # the tags are words
         counted_together '[cli]~[.]' "$(printf '~[cli]~[.][%s],' $ranks)" \
-            "$(printf "~[cli]~[.]$(printf '~[%s]' $ranks)[%s]," $ends)" "~[cli]~[.]$(printf '~[%s]' $ranks $ends)"
+            "$(printf "~[cli]~[.]$(printf '~[%s]' $ranks)[%s]," $ends)" \
+            "~[cli]~[.]$(printf '~[%s]' $ranks $ends)"
     fi
     if [ -n "${GPUSIM:-}" ]; then
         echo "== on a simulated GPU: ${*:-[cuda]}"
@@ -60,7 +63,8 @@ else
                 # shellcheck disable=SC2034  # count-tests.sh reads it
                 first_with=(GPUSIM_RACECHECK=1 GPUSIM_APPROX=1)
             }
-            counted_together '[cuda]~[cli]~[training]~[.]' '[cuda][cli]~[.],[cuda]~[cli][training]~[.]'
+            counted_together '[cuda]~[cli]~[training]~[.]' \
+                '[cuda][cli]~[.],[cuda]~[cli][training]~[.]'
         fi
     fi
 fi

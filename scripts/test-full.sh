@@ -18,19 +18,25 @@ cd "$(dirname "$0")/.." || exit
 make=${MAKE:-make}
 gpusim=${GPUSIM:-}
 half=${1:-both}
-case $half in both | native | simulated) ;; *) echo "usage: scripts/test-full.sh [native|simulated]" >&2; exit 2 ;; esac
+case $half in
+    both | native | simulated) ;;
+    *) echo "usage: scripts/test-full.sh [native|simulated]" >&2; exit 2 ;;
+esac
 
 GPUSIM=$gpusim scripts/setup.sh build test || exit
 missing=()
 command -v bible > /dev/null || scripts/setup.sh quickstart || missing+=(bible-kjv)
-[ -n "${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome > /dev/null || missing+=(chromium)
+[ -n "${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome > /dev/null ||
+    missing+=(chromium)
 for program in zsh fish groff; do
     command -v "$program" > /dev/null || missing+=("$program")
 done
 [ ${#missing[@]} = 0 ] ||
-    echo "optional: ${missing[*]} (bible-kjv is the lessons' text, chromium opens reports; zsh, fish and groff read completions and the manual page); apt-get install ${missing[*]}"
+    echo "optional: ${missing[*]} (bible-kjv is the lessons' text, chromium opens reports; zsh," \
+        "fish and groff read completions and the manual page); apt-get install ${missing[*]}"
 
-run() {  # run LABEL MAKE-ARGUMENTS…: without the simulator, which builds under a sanitizer know nothing of
+# run LABEL MAKE-ARGUMENTS…: without the simulator, which builds under a sanitizer know nothing of
+run() {
     echo "== $1"
     counted "$make" --no-print-directory test GPUSIM= "${@:2}"
 }
@@ -46,10 +52,13 @@ if [ -n "$gpusim" ] && [ $half != native ]; then
     simulated "long cases on a simulated GPU" '[long][cuda]'
     # The tests of ranks on several GPUs choose lazy order themselves.
     GPUSIM_RACECHECK=1 simulated "races between threads of a block" '[cuda]~[training]~[.]'
-    GPUSIM_APPROX=1 GPUSIM_SEED=5 simulated "approximate instructions that err as hardware's do" '[cuda]~[training]~[.]'
-    GPUSIM_SMS=132 GPUSIM_NCCL_MEMORY=0.1 simulated "NCCL holds multiprocessors and takes memory" '[communicator][cuda]~[.],[mesh][pipeline][cuda]~[.]'
+    GPUSIM_APPROX=1 GPUSIM_SEED=5 simulated "approximate instructions that err as hardware's do" \
+        '[cuda]~[training]~[.]'
+    GPUSIM_SMS=132 GPUSIM_NCCL_MEMORY=0.1 simulated "NCCL holds multiprocessors and takes memory" \
+        '[communicator][cuda]~[.],[mesh][pipeline][cuda]~[.]'
     for seed in 0 1 2 3; do
-        GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed simulated "streams in an adverse order, seed $seed" '[cuda]~[training]~[.]'
+        GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed simulated \
+            "streams in an adverse order, seed $seed" '[cuda]~[training]~[.]'
     done
 fi
 [ $half != simulated ] || finish
@@ -70,10 +79,12 @@ counted scripts/check-lessons.sh
 echo "== cuDNN's plans"
 counted scripts/check-cudnn.sh
 run "long cases" TEST_ARGS='[long]'
-run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0 WERROR=1 PRECOMPILE=0  # finds missing #includes
+# PRECOMPILE=0 finds missing #includes.
+run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0 WERROR=1 PRECOMPILE=0
 of_threads='loader_test shard_test permutation_test watchdog_test shard_watch_test'
 # shellcheck disable=SC2086  # the names are words
-run "ThreadSanitizer" SANITIZE=thread CUDA=0 WERROR=1 ONLY="$of_threads" TEST_ARGS="-# $(printf '[#%s],' $of_threads)"
+run "ThreadSanitizer" SANITIZE=thread CUDA=0 WERROR=1 ONLY="$of_threads" \
+    TEST_ARGS="-# $(printf '[#%s],' $of_threads)"
 echo "== a dozen deliberate faults"
 GPUSIM='' MAKE=$make counted scripts/mutants.sh --random 12
 echo "== fuzzing"

@@ -20,7 +20,10 @@ set -euo pipefail
 case ${1-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
 hostfile=${HOSTFILE:-hosts}
 [ $# -ge 1 ] || { echo "usage: HOSTFILE=hosts $0 CONFIG [ARGUMENTS…]" >&2; exit 2; }
-[ -r "$hostfile" ] || { echo "error: there is no hostfile $hostfile; set HOSTFILE to the path of yours" >&2; exit 2; }
+[ -r "$hostfile" ] || {
+    echo "error: there is no hostfile $hostfile; set HOSTFILE to the path of yours" >&2
+    exit 2
+}
 
 program=${TRAIN_GPT:-build/train_gpt}
 slots=$(sed -n 's/^[^#]*slots *= *\([0-9]*\).*/\1/p' "$hostfile" | sort -n | tail -n 1)
@@ -53,10 +56,12 @@ by_ctrl_c=
 trap 'kill -USR1 "$launcher" || true' TERM HUP USR1
 trap 'by_ctrl_c=1; kill -USR1 "$launcher" || true' INT
 
-ranks() {  # ranks ARGUMENTS…: runs the program on each slot, in a session that Ctrl-C does not reach
+# ranks ARGUMENTS…: runs the program on each slot, in a session that Ctrl-C does not reach
+ranks() {
     setsid mpirun "${options[@]}" "$program" "$@" &
     launcher=$!
-    while kill -0 "$launcher" 2> /dev/null; do wait "$launcher" || true; done  # a signal ends a wait, not the ranks
+    # A signal ends a wait, not the ranks.
+    while kill -0 "$launcher" 2> /dev/null; do wait "$launcher" || true; done
     wait "$launcher"
 }
 

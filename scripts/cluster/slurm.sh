@@ -51,7 +51,9 @@ export TRAIN_GPT_SECRET=${TRAIN_GPT_SECRET:-$(od -An -v -tx1 -N32 /dev/urandom |
 
 # Each rank has its own cores. All ranks of a node see all its GPUs, and each takes one.
 case ${LAUNCHER:=srun} in
-    srun) launch=(srun --mpi=none --cpus-per-task="$OMP_NUM_THREADS" --cpu-bind=cores --gpu-bind=none --kill-on-bad-exit=1) ;;
+    srun)
+        launch=(srun --mpi=none --cpus-per-task="$OMP_NUM_THREADS" --cpu-bind=cores
+            --gpu-bind=none --kill-on-bad-exit=1) ;;
     mpirun) launch=(mpirun --map-by "slot:PE=$OMP_NUM_THREADS" --bind-to core -x OMP_NUM_THREADS) ;;
     *) echo "error: LAUNCHER is \"$LAUNCHER\", but must be srun or mpirun" >&2; exit 2 ;;
 esac
@@ -61,7 +63,8 @@ launch+=(${LAUNCHER_OPTIONS:-})
 ranks() {  # ranks ARGUMENTS…: the program on each task
     "${launch[@]}" "$program" "$@" &
     launcher=$!
-    while kill -0 "$launcher" 2> /dev/null; do wait "$launcher" || true; done  # a signal ends a wait, not the ranks
+    # A signal ends a wait, not the ranks.
+    while kill -0 "$launcher" 2> /dev/null; do wait "$launcher" || true; done
     wait "$launcher"
 }
 
