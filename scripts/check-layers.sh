@@ -2,11 +2,12 @@
 # Checks that no source file includes a header of a higher layer, that no headers include each other
 # in a circle, and that no parts of training/, parallel/ and model/ do (a header with its sources is
 # a part; a few named includes are excepted). That no type's name is defined twice in a namespace:
-# the linker would merge their functions. That no line of a source has more than 100 columns. In
-# training/ and parallel/ also that no folder has more than 25 headers and no file more than 450
-# lines. `make lint` calls it.
+# the linker would merge their functions. That no line has more than 100 columns: of the sources,
+# the scripts in shell and Python, Makefile, Containerfile and scripts/cluster/*.yaml. In training/
+# and parallel/ also that no folder has more than 25 headers and no file more than 450 lines.
+# `make lint` calls it.
 #   usage: scripts/check-layers.sh
-# Prints the includes, folders and files that are wrong, and exits with 1 if there are any.
+# Prints the includes, lines, folders and files that are wrong, and exits with 1 if there are any.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 
@@ -86,8 +87,11 @@ done < <(find "${directories[@]}" test "${sources[@]}" | sort | xargs awk '
 while IFS= read -r line; do
     echo "$line has more than 100 columns"
     code=1
-done < <(find "${directories[@]}" test train_gpt.cu \( "${sources[@]}" \) -print0 | sort -z |
-    xargs -0 env LC_ALL=C.UTF-8 grep -nE '^.{101,}$' /dev/null | cut -d : -f 1,2)
+done < <({
+    find "${directories[@]}" scripts test \
+        \( "${sources[@]}" -o -name '*.sh' -o -name '*.py' -o -name '*.yaml' \) -print0
+    printf '%s\0' train_gpt.cu Makefile Containerfile .ci/run
+} | sort -z | xargs -0 env LC_ALL=C.UTF-8 grep -nE '^.{101,}$' /dev/null | cut -d : -f 1,2)
 
 most_headers=25 most_lines=450
 while read -r count folder; do
