@@ -71,7 +71,8 @@ std::string tokenizer_trouble(const fs::path& run_dir, const HistoryLine& start)
     if (!hash.is_string() || given.empty()) return "";
     fs::path path = given;
     if (!fs::exists(path)) path = fs::path(start.event.value("working_directory", "")) / given;
-    if (sha256_of(Tokenizer::load(path.string()).to_json()) == hash) return "";
+    const std::string recorded = hash.get<std::string>();
+    if (sha256_of(Tokenizer::load(path.string()).to_json()) == recorded) return "";
     return concat(path.string(), " is not the tokenizer that line ", start.number, " of ",
                   (run_dir / history_file).string(), " records");
 }
