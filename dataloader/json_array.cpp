@@ -6,18 +6,18 @@ namespace train_gpt {
 
 namespace {
 
-constexpr std::string_view white_space = " \t\r\n";
+constexpr std::string_view json_white_space = " \t\r\n";
 
 }  // namespace
 
 bool begins_array(std::string_view text) {
-    const size_t at = text.find_first_not_of(white_space);
+    const size_t at = text.find_first_not_of(json_white_space);
     if (at == text.npos || text[at] != '[') return false;
     ArrayScanner scanner;
     for (size_t i = at + 1; i < text.size() && text[i] != '\n'; ++i) {
         if (scanner.next(text[i]) != ArrayScanner::Byte::end) continue;
         const size_t next =
-            text.find_first_not_of(white_space, std::min(text.find('\n', i), text.size()));
+            text.find_first_not_of(json_white_space, std::min(text.find('\n', i), text.size()));
         return next == text.npos || text[next] != '{';
     }
     return true;
@@ -46,7 +46,7 @@ ArrayScanner::Byte ArrayScanner::inside_string(char c) {
         if (c == '}' || c == ']' || c == ',')
             structure_ += c;
         else
-            is_structure_ = white_space.find(c) != white_space.npos;
+            is_structure_ = json_white_space.find(c) != json_white_space.npos;
     }
     if (escaped_)
         escaped_ = false;

@@ -10,7 +10,7 @@ namespace train_gpt {
 
 namespace {
 
-constexpr size_t batch_bytes = 1 << 20;
+constexpr size_t row_batch_bytes = 1 << 20;
 constexpr size_t batch_rows = 1 << 14;  // rows may be empty
 
 }  // namespace
@@ -83,7 +83,7 @@ std::optional<Batch> RowBatches::next() {
     batch.record = Record::row;
     const auto storage = std::make_shared<std::string>();
     std::vector<size_t> ends;
-    while (storage->size() < batch_bytes && ends.size() < batch_rows && read_row()) {
+    while (storage->size() < row_batch_bytes && ends.size() < batch_rows && read_row()) {
         if (std::ssize(text_) > max_document_bytes) {
             if (!ends.empty()) break;
             batch.line_too_long = true;
@@ -96,7 +96,7 @@ std::optional<Batch> RowBatches::next() {
         batch.nulls += is_null_;
         has_row_ = false;
     }
-    if (storage->size() < batch_bytes / 2) storage->shrink_to_fit();
+    if (storage->size() < row_batch_bytes / 2) storage->shrink_to_fit();
     const std::optional<Split> split = only_split(rules_.val_fraction);
     batch.parts.reserve(ends.size());
     size_t begin = 0;

@@ -24,7 +24,7 @@ namespace {
 constexpr const char* plan_file = "plan.txt";
 
 /// A line "NAME HASH" for each part of a plan.
-std::string to_text(const Plan& plan) {
+std::string plan_text(const Plan& plan) {
     std::string text;
     for (const auto& [name, value] : plan) text += concat(name, " ", hash_text(value), "\n");
     return text;
@@ -96,7 +96,7 @@ std::string Workplace::open(const Plan& plan) {
     if (const fs::path path = staging_ / plan_file; fs::exists(path)) {
         const MappedFile before(path);
         for (const auto& part : plan)
-            if (change.empty() && before.text().find(to_text({part})) == std::string_view::npos)
+            if (change.empty() && before.text().find(plan_text({part})) == std::string_view::npos)
                 change = part.first;
         kept_ = change.empty();
     }
@@ -109,7 +109,7 @@ void Workplace::begin_anew(const Plan& plan) {
     kept_ = false;
     remove();
     make_directory(staging_);
-    write_file(staging_ / plan_file, to_text(plan));
+    write_file(staging_ / plan_file, plan_text(plan));
 }
 
 void Workplace::remove() {

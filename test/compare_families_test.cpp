@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 namespace {
 
 /// Steps take what $ROOM/FAMILY says, and a run reaches what $ROOM/FAMILY-RATE-SEED says.
-constexpr const char* program_script = R"sh(#!/bin/bash
+constexpr const char* families_program = R"sh(#!/bin/bash
 family=llama rate=- seed=-
 for argument; do
     case $argument in
@@ -53,7 +53,7 @@ TEST_CASE("families are compared after the same time, each with its best learnin
         return;
     }
     const TemporaryDirectory room;
-    write(room / "program", program_script);
+    write(room / "program", families_program);
     fs::permissions(room / "program", fs::perms::owner_all);
     const auto compare = [&](const std::string& seconds) {
         return run_program({"python3", "scripts/compare_families.py", "--program", room / "program",

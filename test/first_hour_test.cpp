@@ -24,7 +24,7 @@ namespace {
 
 /// Answers as $ROOM says. A micro-batch of up to $NONE fits without recomputation, and of up to
 /// $BLOCK with it.
-constexpr const char* program_script = R"sh(#!/bin/bash
+constexpr const char* first_hour_program = R"sh(#!/bin/bash
 echo "$*" >> "$ROOM/calls"
 batch= level= run_dir= device= dtype=
 for argument; do
@@ -89,7 +89,7 @@ class FirstHour {
   public:
     FirstHour() {
         for (const char* name : {"bin", "programs"}) fs::create_directories(room_ / name);
-        tool("programs/train_gpt", program_script);
+        tool("programs/train_gpt", first_hour_program);
         tool("programs/test",
              "#!/bin/sh\necho \"test $*\" >> \"$ROOM/calls\"\ncat \"$ROOM/tests\"\n");
         tool("programs/compare",
@@ -398,7 +398,7 @@ TEST_CASE("a part that keeps what it measured uses the rest of a call's time, an
         return hour.run(all);
     };
     hour.tool("programs/train_gpt", std::string("#!/bin/bash\n[ $1 != train ] || sleep 100\n") +
-                                        std::string(program_script).substr(12));
+                                        std::string(first_hour_program).substr(12));
     const ProgramResult cut = with("0.3");
     INFO(cut.output);
     CHECK(cut.exit_code == 75);

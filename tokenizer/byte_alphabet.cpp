@@ -8,14 +8,14 @@ namespace {
 
 constexpr int code_points = 0x144;  // 256 characters: 188 below U+0100, 68 from U+0100 on
 
-struct Alphabet {
+struct ByteLetters {
     std::array<uint8_t, 256> sorted{};           // bytes by character
     std::array<uint16_t, 256> character{};       // byte -> code point
     std::array<int16_t, code_points> byte_of{};  // code point -> byte, -1 for none
 };
 
-constexpr Alphabet make_alphabet() {
-    Alphabet alphabet;
+constexpr ByteLetters make_alphabet() {
+    ByteLetters alphabet;
     for (int16_t& byte : alphabet.byte_of) byte = -1;
     int place = 0;
     const auto add = [&](int byte, int code) {
@@ -34,7 +34,7 @@ constexpr Alphabet make_alphabet() {
     return alphabet;
 }
 
-constexpr Alphabet alphabet = make_alphabet();
+constexpr ByteLetters alphabet = make_alphabet();
 
 }  // namespace
 

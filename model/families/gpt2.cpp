@@ -41,7 +41,7 @@ constexpr RegistryNames names{.tokens = "wte",
                               .transposed = true,
                               .positions_scale = 0.5f};
 
-DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path) {
+DecoderSpec read_gpt2(const Family& family, const Json& json, const std::filesystem::path& path) {
     const auto activation =
         optional_field<std::string>(json, "activation_function", "gelu_new", path);
     if (activation != "gelu_new" && activation != "gelu_pytorch_tanh" && activation != "relu2")
@@ -66,7 +66,7 @@ DecoderSpec read_config(const Family& family, const Json& json, const std::files
     return spec;
 }
 
-Json config_of(const DecoderSpec& spec) {
+Json gpt2_config(const DecoderSpec& spec) {
     return {{"architectures", {"GPT2LMHeadModel"}},
             {"model_type", gpt2.model_type},
             {"vocab_size", spec.vocab_size},
@@ -101,8 +101,8 @@ const Family gpt2{.model_type = "gpt2",
                   .defaults = defaults,
                   .holds = holds,
                   .registry = [](const DecoderSpec& spec) { return decoder_registry(spec, names); },
-                  .read = read_config,
-                  .config = config_of,
+                  .read = read_gpt2,
+                  .config = gpt2_config,
                   .is_buffer = is_mask};
 
 }  // namespace train_gpt

@@ -85,8 +85,8 @@ std::string in_file_terms(const std::string& message, const LlamaClass& of) {
     return text;
 }
 
-DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path,
-                        const LlamaClass& of) {
+DecoderSpec read_llama_class(const Family& family, const Json& json,
+                             const std::filesystem::path& path, const LlamaClass& of) {
     const ConfigFile file(json, path);
     file.only("hidden_act", std::string("silu"));
     file.only("mlp_bias", false);
@@ -194,7 +194,7 @@ Family llama_class(const LlamaClass& of) {
         .registry = [of](const DecoderSpec& s) { return llama_class_registry(s, of.expert_names); },
         .read =
             [of](const Family& family, const Json& json, const std::filesystem::path& path) {
-                return read_config(family, json, path, of);
+                return read_llama_class(family, json, path, of);
             },
         .config = [of](const DecoderSpec& spec) { return config(spec, of); },
         .is_buffer = is_llama_class_buffer};

@@ -83,7 +83,7 @@ void read_experts(const Json& json, const std::filesystem::path& path, DecoderSe
     settings.experts_every = field<int>(json, "experts_every", path);
 }
 
-DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path) {
+DecoderSpec read_other(const Family& family, const Json& json, const std::filesystem::path& path) {
     const auto size = [&](const char* key) { return field<int64_t>(json, key, path); };
     const auto number = [&](const char* key) { return field<double>(json, key, path); };
     const Positions positions = value_of(json, "positions", path, all_positions);
@@ -128,7 +128,7 @@ DecoderSpec read_config(const Family& family, const Json& json, const std::files
 }
 
 /// The keys of a configuration (training/config/config.h).
-Json config_of(const DecoderSpec& s) {
+Json other_config(const DecoderSpec& s) {
     Json json = {{"model_type", other.model_type},
                  {"vocab_size", s.vocab_size},
                  {"n_layer", s.n_layer},
@@ -194,8 +194,8 @@ const Family other{.model_type = "train_gpt",
                    .defaults = [](DecoderSpec&) {},  // its files say everything
                    .holds = [](const DecoderSpec&) { return true; },
                    .registry = [](const DecoderSpec& s) { return llama_class_registry(s); },
-                   .read = read_config,
-                   .config = config_of,
+                   .read = read_other,
+                   .config = other_config,
                    .is_buffer = is_llama_class_buffer};
 
 }  // namespace train_gpt

@@ -11,7 +11,7 @@ namespace train_gpt {
 namespace {
 
 // Tensors start on multiples of this many elements: 64-byte alignment for bf16 and fp32 alike.
-constexpr int64_t alignment = 64;
+constexpr int64_t tensor_alignment = 64;
 // Each bucket is a separate exchange; a run with more of them would do little but start exchanges.
 constexpr int64_t most_buckets = 1 << 20;
 
@@ -75,7 +75,7 @@ void BucketLayout::add_buckets(const std::vector<Parameter>& parameters, int fir
             const int64_t n = parameters[i].padded_numel();
             const bool small = n < norm_block;
             if (small != group.small || adds(parameters[i]) != group.adds) continue;
-            end = rounded_up(end, alignment);
+            end = rounded_up(end, tensor_alignment);
             if (!small || end % norm_block + n > norm_block) end = rounded_up(end, norm_block);
             offsets_[i] = numel_ + end;
             end += n;

@@ -15,7 +15,7 @@ namespace train_gpt {
 namespace {
 
 // Values of different parts begin at multiples of so many elements, for vector loads.
-constexpr int64_t alignment = 64;
+constexpr int64_t matrix_alignment = 64;
 
 int ranks_of(const Sharding& s) { return s.size * s.tensors; }
 
@@ -56,7 +56,7 @@ std::vector<OwnedMatrix> owned_matrices(const ParameterBuffers& buffers) {
         OwnedMatrix& matrix = all[order[k]];
         const bool alike = before.rows.n == matrix.rows.n && before.cols == matrix.cols;
         const int64_t end = before.place + before.numel();
-        matrix.place = alike ? end : rounded_up(end, alignment);
+        matrix.place = alike ? end : rounded_up(end, matrix_alignment);
     }
     return all;
 }
@@ -77,9 +77,9 @@ Matrices::Matrices(Arena& arena, const ParameterBuffers& buffers)
         if (!is_mine && !is_owner) continue;
         const int64_t n = stretch.range.n;
         const bool in_place = is_owner && is_consecutive(stretch);
-        char* const values = in_place
-                                 ? place_of(stretch)
-                                 : std::exchange(next, next + rounded_up(n, alignment) * bytes);
+        char* const values =
+            in_place ? place_of(stretch)
+                     : std::exchange(next, next + rounded_up(n, matrix_alignment) * bytes);
         if (is_owner && !in_place)
             copies_.push_back({stretch, values, !is_mine && !is_sent(stretch)});
         if (is_mine) add_part(stretch, values);
@@ -111,7 +111,7 @@ void Matrices::allocate(Arena& arena, const std::vector<Stretch>& stretches) {
     for (const Stretch& stretch : stretches) {
         const auto rank = static_cast<size_t>(stretch.rank),
                    owner = static_cast<size_t>(matrices_[stretch.matrix].owner);
-        const int64_t n = rounded_up(stretch.range.n, alignment);
+        const int64_t n = rounded_up(stretch.range.n, matrix_alignment);
         if (rank != owner || !is_consecutive(stretch)) staged[rank] += n;
         if (rank == owner) continue;
         if (!is_consecutive(stretch)) staged[owner] += n;

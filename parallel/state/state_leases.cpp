@@ -10,9 +10,11 @@ namespace train_gpt {
 
 namespace {
 
-constexpr size_t alignment = 256;  // of leased memory, as Arena::take() aligns the homes
+constexpr size_t lease_alignment = 256;  // of leased memory, as Arena::take() aligns the homes
 
-size_t after_alignment(size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+size_t after_alignment(size_t bytes) {
+    return (bytes + lease_alignment - 1) / lease_alignment * lease_alignment;
+}
 
 }  // namespace
 

@@ -149,6 +149,6 @@ TEST_CASE("the printed configuration reads back equal", "[cli]") {
     write(directory / "printed.json", printed);
     CHECK(check_succeeds(train_gpt_with({"train", directory / "printed.json", "--print-config"}))
               .out == printed);
-    CHECK(Json::parse(printed)["seed"].get<uint64_t>() == 18446744073709551615u);
+    CHECK(SortedJson::parse(printed)["seed"].get<uint64_t>() == 18446744073709551615u);
     CHECK_FALSE(fs::exists(directory / "run"));
 }

@@ -53,8 +53,8 @@ TEST_CASE("config --depth prints a configuration that train accepts, each value 
     CAPTURE(depth);
     const Outcome outcome =
         check_succeeds(train_gpt_with({"config", "--depth", std::to_string(depth)}));
-    const Json json = Json::parse(outcome.out);
-    const Json& model = json.at("model");
+    const SortedJson json = SortedJson::parse(outcome.out);
+    const SortedJson& model = json.at("model");
     CHECK(model.at("n_layer") == depth);
     CHECK(model.at("n_embd") == 64 * depth);
     CHECK(model.at("n_head").get<int64_t>() * model.at("head_size").get<int64_t>() == 64 * depth);
@@ -84,7 +84,7 @@ TEST_CASE("config --depth prints a configuration that train accepts, each value 
     const Outcome resolved =
         check_succeeds(train_gpt_with({"train", file, "--set", "data.train=synthetic", "--set",
                                        "model.vocab_size=300", "--print-config"}));
-    CHECK(Json::parse(resolved.out).at("optimizer").at("learning_rate") ==
+    CHECK(SortedJson::parse(resolved.out).at("optimizer").at("learning_rate") ==
           json.at("optimizer").at("learning_rate"));
     for (const char* bad : {"0", "257", "x"})
         check_refused(train_gpt_with({"config", "--depth", bad}), 2, {"--depth"});

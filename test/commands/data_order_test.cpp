@@ -47,7 +47,7 @@ class Runs {
     Reads read(const std::string& name, int64_t after_step = 0) const {
         Reads reads;
         std::map<std::string, double> before;
-        for (const Json& line : metrics_of(folder(name))) {
+        for (const SortedJson& line : metrics_of(folder(name))) {
             if (!line.contains("loss")) continue;
             for (const auto& [key, value] : line.items()) {
                 if (!key.starts_with("tokens") || key == "tokens_per_second") continue;
@@ -62,8 +62,9 @@ class Runs {
         }
         return reads;
     }
-    Json position(const std::string& name, int64_t step) const {
-        return Json::parse(train_gpt::read(folder(name) / step_folder(step) / "position.json"));
+    SortedJson position(const std::string& name, int64_t step) const {
+        return SortedJson::parse(
+            train_gpt::read(folder(name) / step_folder(step) / "position.json"));
     }
 
   private:
@@ -86,8 +87,8 @@ Arguments tokens(int64_t samples) {
 
 Arguments mixture() {
     const Workplace& w = Workplace::get();
-    const Json sources = {{{"glob", w.data("train_*.bin")}, {"weight", 3}, {"name", "a"}},
-                          {{"glob", w.data("val_*.bin")}, {"name", "b"}}};
+    const SortedJson sources = {{{"glob", w.data("train_*.bin")}, {"weight", 3}, {"name", "a"}},
+                                {{"glob", w.data("val_*.bin")}, {"name", "b"}}};
     return {"--set", "data.train=" + sources.dump()};
 }
 
@@ -109,7 +110,7 @@ TEST_CASE("whatever batches a run resumes with, it reads the samples that one ba
         step += steps;
         samples += steps * per_step;
         runs.train("parts", per_step, tokens(all) + Arguments{"--stop-at", std::to_string(step)});
-        const Json position = runs.position("parts", step);
+        const SortedJson position = runs.position("parts", step);
         CHECK(position.at("samples") == samples);
         CHECK(position.at("tokens") == samples * T);
         // A part that is done again, with another batch, from an older checkpoint.
@@ -125,7 +126,7 @@ TEST_CASE("whatever batches a run resumes with, it reads the samples that one ba
     CHECK(contains(last, concat("step ", step + all - samples, "/", step + all - samples, " ")));
     check_same_samples(runs.read("parts"), runs.read("one"));
     // The tokens of each line grow by the batch of its step.
-    const std::vector<Json> lines = metrics_of(runs.folder("parts"));
+    const std::vector<SortedJson> lines = metrics_of(runs.folder("parts"));
     CHECK(lines.back().at("tokens") == all * T);
     CHECK(lines.back().at("step") == step + all - samples);
     const std::string passes = mixed ? "passes/a" : "passes";
@@ -210,12 +211,12 @@ TEST_CASE("a changed seed or sequence of data begins a new permutation, which is
         runs.train("run", 4, seed + moved + shorter + Arguments{"--set", "schedule.steps=6"}),
         "note: the sequence length has changed since this checkpoint; " + note));
     const auto version_needed = [&](int step) {
-        return Json::parse(read(runs.folder("run") / step_folder(step) / "manifest.json"))
+        return SortedJson::parse(read(runs.folder("run") / step_folder(step) / "manifest.json"))
             .at("format_version");
     };
     CHECK(version_needed(1) == 1);
     CHECK(version_needed(2) == 3);  // versions without position.json would guess its position
-    const Json position = runs.position("run", 6);
+    const SortedJson position = runs.position("run", 6);
     CHECK(position.at("samples") == 8);
     CHECK(position.at("tokens") == (before + epoch + more + 1 + 8) * T);
 }
@@ -235,8 +236,9 @@ TEST_CASE("checkpoints of older versions continue after their steps of their own
     CHECK(contains(result.output, "step-00000004, after 512 tokens"));
     CHECK_FALSE(contains(result.output, "permutation"));
     CHECK(metrics_of(folder / "run").back().at("tokens") == 512 + 2 * 320);
-    CHECK(Json::parse(read(folder / "run" / step_folder(6) / "position.json")).at("samples") ==
-          (512 + 2 * 320) / 16);
+    CHECK(
+        SortedJson::parse(read(folder / "run" / step_folder(6) / "position.json")).at("samples") ==
+        (512 + 2 * 320) / 16);
 }
 
 TEST_CASE("how often a run reads its data is said before and while it does", "[cli][data_order]") {
@@ -270,7 +272,7 @@ TEST_CASE("how often a run reads its data is said before and while it does", "[c
         train_gpt_with(runs.command("mixed", mixture() + Arguments{"--set", "schedule.steps=60"})));
     CHECK(contains(mixed.out, " passes over a"));
     CHECK(contains(mixed.out, " passes over b"));
-    const Json last = metrics_of(runs.folder("mixed")).back();
+    const SortedJson last = metrics_of(runs.folder("mixed")).back();
     for (const std::string source : {"a", "b"}) CHECK(last.at("passes/" + source) > 0);
     // Plans work before the data are there.
     Arguments nowhere = runs.command("", {"--set", "data.train=nowhere/*.bin"});
@@ -289,7 +291,7 @@ TEST_CASE(
     const std::string said = runs.train("warm", 4, warm + Arguments{"--set", "schedule.steps=9"});
     CHECK(contains(said, "32 to 128 tokens"));
     size_t line = 0;
-    for (const Json& step : metrics_of(runs.folder("warm")))
+    for (const SortedJson& step : metrics_of(runs.folder("warm")))
         if (step.contains("loss")) CHECK(step.at("tokens") == tokens.at(line++));
     CHECK(line == tokens.size());
     runs.train("equal", 1, {"--set", "schedule.steps=22"});

@@ -25,9 +25,9 @@ std::map<std::string, std::string> contents_of(const fs::path& folder) {
 }
 
 /// What metrics.jsonl has of the training steps after a step.
-std::vector<Json> steps_after(const fs::path& run, int64_t step) {
-    std::vector<Json> lines;
-    for (const Json& line : metrics_of(run))
+std::vector<SortedJson> steps_after(const fs::path& run, int64_t step) {
+    std::vector<SortedJson> lines;
+    for (const SortedJson& line : metrics_of(run))
         if (line.contains("loss") && line.at("step") > step) lines.push_back(line);
     return lines;
 }
@@ -91,7 +91,7 @@ TEST_CASE("without schedule.decay_steps a decay from a checkpoint is decay_fract
     check_plan();
     // 12 steps are before it, and 8 are 0.4 of 20
     CHECK(checkpoints_in(run) == std::vector<int64_t>{12, 20});
-    for (const Json& line : steps_after(run, 0)) {
+    for (const SortedJson& line : steps_after(run, 0)) {
         const auto step = line.at("step").get<double>();
         CHECK(line.at("learning_rate") == Approx(3e-3 * (1 - 0.9 * (step - 12) / 8)));
     }
@@ -116,9 +116,9 @@ TEST_CASE("the runs of a sweep decay from the same checkpoint, also if they begi
                          (stable / step_folder(4)).string())} +
         options + set({"run_dir=" + folder, "schedule.decay=wsd", "schedule.decay_steps=2"});
     const auto check_begun = [&](size_t runs, int64_t newest) {
-        const Json json = Json::parse(read(folder + "/sweep.json"));
+        const SortedJson json = SortedJson::parse(read(folder + "/sweep.json"));
         CHECK(json.at("runs").size() == runs);
-        for (const Json& run : json.at("runs")) {
+        for (const SortedJson& run : json.at("runs")) {
             const std::string given = run.at("values").at("schedule.decay_from");
             const int64_t start = given == stable ? newest : 4;
             CHECK(run.at("state") == "finished");

@@ -18,7 +18,7 @@ void spoil(const fs::path& checkpoint, const std::string& weight) {
     std::string bytes = read(checkpoint / optimizer_file);
     uint64_t header = 0;
     std::memcpy(&header, bytes.data(), sizeof header);
-    const Json entry = Json::parse(bytes.substr(8, header)).at("master/" + weight);
+    const SortedJson entry = SortedJson::parse(bytes.substr(8, header)).at("master/" + weight);
     REQUIRE(entry.at("dtype") == "F32");
     const auto from = entry.at("data_offsets")[0].get<size_t>(),
                to = entry.at("data_offsets")[1].get<size_t>();

@@ -30,20 +30,20 @@ std::string request(const std::string& method, const std::string& path,
 }
 
 /// The last step in a page's data.
-int64_t last_step(const Json& data) {
+int64_t last_step(const SortedJson& data) {
     int64_t step = 0;
-    for (const Json& difference : data.at("runs").at(0).at("curves").at("loss").at("x"))
+    for (const SortedJson& difference : data.at("runs").at(0).at("curves").at("loss").at("x"))
         step += difference.get<int64_t>();
     return step;
 }
 
-Json content_of(const std::string& answer) {
-    return Json::parse(answer.substr(answer.find("\r\n\r\n") + 4));
+SortedJson content_of(const std::string& answer) {
+    return SortedJson::parse(answer.substr(answer.find("\r\n\r\n") + 4));
 }
 
 void append_step(const std::string& run, int64_t step) {
     write(run + "/metrics.jsonl",
-          read(run + "/metrics.jsonl") + Json{{"step", step}, {"loss", 2.5}}.dump() + "\n");
+          read(run + "/metrics.jsonl") + SortedJson{{"step", step}, {"loss", 2.5}}.dump() + "\n");
 }
 
 }  // namespace
@@ -72,13 +72,13 @@ TEST_CASE("a live report serves the page and its data, which follow the run, and
     CHECK(contains(page, concat("\r\nContent-Length: ", page.size() - head, "\r\n")));
     CHECK(contains(page, "<body data-live>"));
     CHECK(page.ends_with("</html>\n"));
-    const Json first = content_of(answer_to(port, request("GET", "/data")));
+    const SortedJson first = content_of(answer_to(port, request("GET", "/data")));
     CHECK(last_step(first) == 1);
     CHECK(content_of(answer_to(port, request("GET", "/data?x=1"))) == first);
 
     append_step(run, 2);
     append_step(run, 7);
-    const Json second = content_of(answer_to(port, request("GET", "/data")));
+    const SortedJson second = content_of(answer_to(port, request("GET", "/data")));
     CHECK(last_step(second) == 7);
     CHECK(second.at("stamp") != first.at("stamp"));
     CHECK(contains(answer_to(port, request("GET", "/")), R"("loss":{"x":[1,1,5])"));

@@ -5,10 +5,10 @@ using namespace train_gpt;
 
 namespace {
 
-Json data_of(const std::string& page) {
+SortedJson data_of(const std::string& page) {
     const std::string begin = "<script type=\"application/json\" id=\"data\">";
     const size_t at = page.find(begin) + begin.size();
-    return Json::parse(page.substr(at, page.find("</script>", at) - at));
+    return SortedJson::parse(page.substr(at, page.find("</script>", at) - at));
 }
 
 }  // namespace
@@ -21,11 +21,11 @@ TEST_CASE("look writes a page about a text, and says what it left out of it", "[
         check_succeeds(train_gpt_with(look + Arguments{"--prompt", "hello there, you"}));
     CHECK(said.out == "wrote " + page + "\n");
     CHECK(said.err.empty());
-    const Json data = data_of(read(page));
+    const SortedJson data = data_of(read(page));
     std::string text;
-    for (const Json& token : data["tokens"]) text += token["text"].get<std::string>();
+    for (const SortedJson& token : data["tokens"]) text += token["text"].get<std::string>();
     CHECK(text.ends_with("hello there, you"));
-    const Json settings = Json::parse(read(finished_run() + "/config.json"));
+    const SortedJson settings = SortedJson::parse(read(finished_run() + "/config.json"));
     CHECK(data["layers"].size() == settings["model"]["n_layer"].get<size_t>());
     CHECK(data["layers"][0]["heads"] == settings["model"]["n_head"]);
     CHECK(contains(read(page), "A model of the family GPT-2"));

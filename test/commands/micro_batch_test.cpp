@@ -9,7 +9,7 @@ const Arguments open_choice{"--set", "batch.micro_batch=0"};
 
 /// Writes a checkpoint's choices as if the run had made them.
 void choose_for(const fs::path& checkpoint, int micro_batch) {
-    Json choices = Json::parse(read(checkpoint / "choices.json"));
+    SortedJson choices = SortedJson::parse(read(checkpoint / "choices.json"));
     choices["micro_batch"] = micro_batch;
     replace_in_checkpoint(checkpoint, "choices.json", choices.dump(2));
 }
@@ -32,10 +32,10 @@ TEST_CASE("a run that chose its micro-batch resumes with the same bits", "[cli][
     const fs::path checkpoint = directory / ("parts/" + step_folder(12));
     for (const fs::path& file :
          {fs::path(directory / "parts/config.json"), checkpoint / "train_gpt.json"})
-        CHECK(Json::parse(read(file)).at("batch").at("micro_batch") == 0);
+        CHECK(SortedJson::parse(read(file)).at("batch").at("micro_batch") == 0);
     for (const fs::path& file :
          {fs::path(directory / "parts/choices.json"), checkpoint / "choices.json"})
-        CHECK(Json::parse(read(file)).at("micro_batch") == 8);
+        CHECK(SortedJson::parse(read(file)).at("micro_batch") == 8);
     // The results are the same as if this micro-batch had been given.
     check_succeeds(train_gpt_with(
         Workplace::get().train(directory / "given", {"--set", "batch.micro_batch=8"})));

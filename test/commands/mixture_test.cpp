@@ -18,7 +18,7 @@ constexpr int E = 8;
 /// Layers 1 and 2 of three have experts.
 Arguments mixture(const TemporaryDirectory& directory, const std::string& run,
                   const Arguments& more = {}) {
-    const Json config{
+    const SortedJson config{
         {"run_dir", run},
         {"device", "cpu"},
         {"model",
@@ -45,10 +45,10 @@ Arguments mixture(const TemporaryDirectory& directory, const std::string& run,
     return Arguments{"train", path} + more;
 }
 
-std::vector<Json> lines_of(const fs::path& file) {
-    std::vector<Json> lines;
+std::vector<SortedJson> lines_of(const fs::path& file) {
+    std::vector<SortedJson> lines;
     std::istringstream in(read(file));
-    for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
+    for (std::string line; std::getline(in, line);) lines.push_back(SortedJson::parse(line));
     return lines;
 }
 
@@ -63,8 +63,8 @@ std::string changed_model(const TemporaryDirectory& directory, const fs::path& c
     std::string bytes = read(copy + "/model.safetensors");
     uint64_t header = 0;
     std::memcpy(&header, bytes.data(), sizeof header);
-    const Json entry = Json::parse(bytes.substr(8, header))
-                           .at("model.layers." + std::to_string(layer) + ".mlp.gate.weight");
+    const SortedJson entry = SortedJson::parse(bytes.substr(8, header))
+                                 .at("model.layers." + std::to_string(layer) + ".mlp.gate.weight");
     REQUIRE(entry.at("dtype") == "F32");
     const auto from = entry.at("data_offsets")[0].get<size_t>(),
                to = entry.at("data_offsets")[1].get<size_t>();
@@ -82,15 +82,15 @@ TEST_CASE("a run of a mixture logs the balance of its layers, and draws it", "[c
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     check_succeeds(train_gpt_with(mixture(directory, run)));
-    const std::vector<Json> loads = lines_of(run / "routers.jsonl");
+    const std::vector<SortedJson> loads = lines_of(run / "routers.jsonl");
     REQUIRE(loads.size() == 12);
     const event_reader::Board board = event_reader::board_of(run);
     std::set<int64_t> seen;
-    for (const Json& line : lines_of(run / "metrics.jsonl")) {
+    for (const SortedJson& line : lines_of(run / "metrics.jsonl")) {
         if (!line.contains("loss")) continue;
         const auto step = line.at("step").get<int64_t>();
         seen.insert(step);
-        const Json& load = loads.at(static_cast<size_t>(step - 1));
+        const SortedJson& load = loads.at(static_cast<size_t>(step - 1));
         CHECK(load.at("step") == step);
         CHECK(load.at("load")[0].is_null());
         for (const char* list :
@@ -142,7 +142,7 @@ TEST_CASE("a mixture's run that resumes has the loads of each step once", "[cli]
     check_succeeds(train_gpt_with(mixture(directory, run)));
     CHECK(read(run / "routers.jsonl").starts_with(seven));
     int64_t step = 0;
-    for (const Json& line : lines_of(run / "routers.jsonl")) CHECK(line.at("step") == ++step);
+    for (const SortedJson& line : lines_of(run / "routers.jsonl")) CHECK(line.at("step") == ++step);
     CHECK(step == 12);
 }
 
@@ -152,8 +152,8 @@ TEST_CASE("a run with selection biases logs their range", "[cli]") {
     check_succeeds(train_gpt_with(mixture(
         directory, run,
         {"--set", "router.balance=bias", "--set", "router.balance_rate=0.5", "--stop-at", "2"})));
-    const std::vector<Json> lines = lines_of(run / "metrics.jsonl");
-    CHECK(lines.at(0).at("router_bias_range/layers") == Json({nullptr, 0, 0}));
+    const std::vector<SortedJson> lines = lines_of(run / "metrics.jsonl");
+    CHECK(lines.at(0).at("router_bias_range/layers") == SortedJson({nullptr, 0, 0}));
     // In a step a bias moves by half up or down.
     CHECK(lines.at(1).at("router_bias_range/layers")[1].get<double>() == Approx(1).margin(1e-4));
 }
@@ -165,9 +165,9 @@ TEST_CASE("a run whose experts have a capacity logs what they drop, and its mode
     check_succeeds(train_gpt_with(
         mixture(directory, run, {"--set", "model.expert_capacity=1", "--stop-at", "2"})));
     const event_reader::Board board = event_reader::board_of(run);
-    for (const Json& line : lines_of(run / "metrics.jsonl")) {
+    for (const SortedJson& line : lines_of(run / "metrics.jsonl")) {
         if (!line.contains("loss")) continue;
-        const Json& dropped = line.at("router_dropped/layers");
+        const SortedJson& dropped = line.at("router_dropped/layers");
         REQUIRE(dropped.size() == 3);
         CHECK(dropped[0].is_null());
         for (const size_t layer : {1, 2}) {
@@ -178,7 +178,7 @@ TEST_CASE("a run whose experts have a capacity logs what they drop, and its mode
                       .at(line.at("step").get<int64_t>()) == dropped[layer].get<float>());
         }
     }
-    const Json model = Json::parse(read(run / step_folder(2) / "config.json"));
+    const SortedJson model = SortedJson::parse(read(run / step_folder(2) / "config.json"));
     CHECK(model.at("model_type") == "qwen3_moe");
     // It says nothing about the weights: the run goes on without it.
     const Outcome outcome = check_succeeds(

@@ -119,7 +119,7 @@ TEST_CASE("files that are removed or renamed while a run writes them are there a
         CHECK(occurrences(outcome.err, file.string() + " was removed or renamed while") == 1);
 
     int64_t steps = 0;
-    for (const Json& line : metrics_of(run)) steps += line.contains("loss") ? 1 : 0;
+    for (const SortedJson& line : metrics_of(run)) steps += line.contains("loss") ? 1 : 0;
     CHECK(steps == last);
     CHECK(event_reader::board_of(run).scalars.at("train/loss").size() == last);
     const std::string history = read(run / "history.jsonl");
@@ -145,7 +145,8 @@ TEST_CASE("a file that takes the place of one that a run writes ends the run, wi
     CHECK(contains(outcome.err, file.string() + " is no longer the file that the run was writing"));
     CHECK(read(file) == "{\"step\": 1}\n");
     const std::string history = read(run / "history.jsonl");
-    const Json end = Json::parse(history.substr(history.rfind('\n', history.size() - 2) + 1));
+    const SortedJson end =
+        SortedJson::parse(history.substr(history.rfind('\n', history.size() - 2) + 1));
     CHECK(contains(end.at("reason"), "is no longer the file"));
     CHECK(end.at("step") == newest_step(run));
 }

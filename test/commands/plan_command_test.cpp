@@ -163,22 +163,22 @@ TEST_CASE("a plan on a cluster predicts a step, searches for faster ways, and wr
     const std::string file = directory / "step.json";
     const std::string line =
         check_succeeds(plan({"--world", "16", "--json", "--price", "2", "--trace", file})).out;
-    const Json json = Json::parse(line);
+    const SortedJson json = SortedJson::parse(line);
     CHECK(json["cost"].get<double>() == Approx(2 * json["gpu_hours"].get<double>()));
     CHECK(json["exposed_communication_ms"]["data"].get<double>() > 0);
-    CHECK(Json::parse(read(file))["traceEvents"].size() > 100);
-    const Json found =
-        Json::parse(check_succeeds(plan({"--world", "16", "--search", "--json"})).out);
+    CHECK(SortedJson::parse(read(file))["traceEvents"].size() > 100);
+    const SortedJson found =
+        SortedJson::parse(check_succeeds(plan({"--world", "16", "--search", "--json"})).out);
     CHECK(found["best"].size() == 10);
     // fp8's step is shorter.
-    const Json in_fp8 = Json::parse(
+    const SortedJson in_fp8 = SortedJson::parse(
         check_succeeds(plan({"--world", "16", "--json", "--set", "precision.fp8=delayed"})).out);
     CHECK(in_fp8["step_ms"].get<double>() < json["step_ms"].get<double>());
     // This machine is measured.
     const Arguments here{
         "plan",  "configs/gpt2-10m.json", "--cluster", "this", "--set", "device=cpu",
         "--set", "tokenizer.path=",       "--world",   "2",    "--json"};
-    const Json of_here = Json::parse(check_succeeds(train_gpt_with(here)).out);
+    const SortedJson of_here = SortedJson::parse(check_succeeds(train_gpt_with(here)).out);
     CHECK(of_here["step_ms"].get<double>() > 0);
     CHECK(contains(of_here["notes"].dump(), "assumed"));
 #ifdef TRAIN_GPT_CUDA

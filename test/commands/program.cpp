@@ -164,7 +164,7 @@ Workplace::Workplace() {
     write(this->text(), text);
     check_succeeds(train_gpt_with(
         {"tokenize", this->text(), "--train-vocab", "300", "--out", directory_ / "data"}));
-    const Json config = {
+    const SortedJson config = {
         {"run_dir", directory_ / "unused"},
         {"model", {{"n_layer", 2}, {"n_head", 2}, {"n_embd", 32}, {"n_ctx", 48}}},
         {"tokenizer", {{"path", data("tokenizer.json")}}},
@@ -204,15 +204,15 @@ std::vector<int64_t> checkpoints_in(const fs::path& run_dir) {
     return steps;
 }
 
-std::vector<Json> metrics_of(const fs::path& run_dir) {
+std::vector<SortedJson> metrics_of(const fs::path& run_dir) {
     const std::string text = read(run_dir / "metrics.jsonl");
     CHECK((text.empty() || text.back() == '\n'));
-    std::vector<Json> lines;
+    std::vector<SortedJson> lines;
     std::map<bool, int64_t> last;
     double seconds = 0;
     size_t begin = 0;
     for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-        Json line = Json::parse(text.substr(begin, end - begin), nullptr, false);
+        SortedJson line = SortedJson::parse(text.substr(begin, end - begin), nullptr, false);
         CAPTURE(text.substr(begin, end - begin));
         REQUIRE(line.is_object());
         const int64_t step = line.at("step");
@@ -240,7 +240,7 @@ void check_same_state(const fs::path& a, const fs::path& b, int64_t step) {
         REQUIRE(fs::file_size(a / step_folder(step) / name) > 0);
         CHECK(file_difference(a / step_folder(step) / name, b / step_folder(step) / name) == "");
     }
-    const std::vector<Json> ours = metrics_of(a), theirs = metrics_of(b);
+    const std::vector<SortedJson> ours = metrics_of(a), theirs = metrics_of(b);
     CHECK(ours.size() == theirs.size());
     for (size_t i = 0; i < std::min(ours.size(), theirs.size()); ++i) REQUIRE(ours[i] == theirs[i]);
 }
@@ -257,7 +257,7 @@ void check_finite_weights(const fs::path& checkpoint) {
 void replace_in_checkpoint(const fs::path& checkpoint, const std::string& name,
                            const std::string& bytes) {
     write(checkpoint / name, bytes);
-    Json manifest = Json::parse(read(checkpoint / "manifest.json"));
+    SortedJson manifest = SortedJson::parse(read(checkpoint / "manifest.json"));
     manifest.at("files").at(name) = {{"bytes", bytes.size()},
                                      {"xxh3", hash_file(checkpoint / name)}};
     write(checkpoint / "manifest.json", manifest.dump(2));

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
 #include <sys/resource.h>
 #include <sys/types.h>
 
@@ -17,6 +16,7 @@
 #include "test/file_difference.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
+#include "test/sorted_json.h"
 #include "test/text.h"
 
 // Its own namespace, so that its classes are not confused with the program's classes of the same
@@ -24,7 +24,6 @@
 namespace train_gpt::inline program {
 
 using Arguments = std::vector<std::string>;
-using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
 std::string binary();
@@ -107,7 +106,7 @@ std::vector<int64_t> checkpoints_in(const fs::path& run_dir);
 
 /// metrics.jsonl without the values that depend on the clock. Every line must be a JSON object, and
 /// the lines of each kind must have increasing steps.
-std::vector<Json> metrics_of(const fs::path& run_dir);
+std::vector<SortedJson> metrics_of(const fs::path& run_dir);
 
 inline const char* const optimizer_file = "optimizer-00000-of-00001.safetensors";
 

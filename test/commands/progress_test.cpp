@@ -20,14 +20,14 @@ const Arguments endless_step{"--set", "batch.tokens_per_step=268435456"};
 /// The steps of those lines of a run's metrics that have a key.
 std::vector<int64_t> steps_with(const std::string& run, const char* key) {
     std::vector<int64_t> steps;
-    for (const Json& line : metrics_of(run))
+    for (const SortedJson& line : metrics_of(run))
         if (line.contains(key)) steps.push_back(line.at("step").get<int64_t>());
     return steps;
 }
 
 std::vector<double> values_of(const std::string& run, const char* key) {
     std::vector<double> values;
-    for (const Json& line : metrics_of(run))
+    for (const SortedJson& line : metrics_of(run))
         if (line.contains(key)) values.push_back(line.at(key).get<double>());
     return values;
 }
@@ -173,11 +173,11 @@ TEST_CASE("the first step has a line of its own, whatever the interval of lines"
     CHECK_FALSE(contains(resumed.out, "step 9/12 | "));
     CHECK(steps_with(run, "loss") == std::vector<int64_t>{1, 5, 10, 12});
     const auto all = metrics_of(finished_run());
-    for (const Json& line : metrics_of(run)) {
+    for (const SortedJson& line : metrics_of(run)) {
         CHECK(line.at("tokens").get<int64_t>() == 256 * line.at("step").get<int64_t>());
         if (!line.contains("loss")) continue;
         CAPTURE(line.dump());
-        CHECK(std::ranges::any_of(all, [&](const Json& other) {
+        CHECK(std::ranges::any_of(all, [&](const SortedJson& other) {
             return other.contains("loss") && other.at("step") == line.at("step") &&
                    other.at("loss") == line.at("loss");
         }));

@@ -10,11 +10,12 @@ using namespace train_gpt;
 namespace {
 
 /// The lines of a run's history with this event.
-std::vector<Json> events_of(const std::string& run, const std::string& event) {
-    std::vector<Json> events;
+std::vector<SortedJson> events_of(const std::string& run, const std::string& event) {
+    std::vector<SortedJson> events;
     std::istringstream lines(read(run + "/history.jsonl"));
     for (std::string line; std::getline(lines, line);)
-        if (Json json = Json::parse(line); json.at("event") == event) events.push_back(json);
+        if (SortedJson json = SortedJson::parse(line); json.at("event") == event)
+            events.push_back(json);
     return events;
 }
 
@@ -22,10 +23,10 @@ std::vector<Json> events_of(const std::string& run, const std::string& event) {
 std::vector<int64_t> steps_in(const std::string& page, const std::string& curve) {
     const std::string begin = "id=\"data\">";
     const size_t at = page.find(begin) + begin.size();
-    const Json data = Json::parse(page.substr(at, page.find("</script>", at) - at));
+    const SortedJson data = SortedJson::parse(page.substr(at, page.find("</script>", at) - at));
     std::vector<int64_t> steps;
     int64_t step = 0;
-    for (const Json& difference : data.at("runs").at(0).at("curves").at(curve).at("x"))
+    for (const SortedJson& difference : data.at("runs").at(0).at("curves").at(curve).at("x"))
         steps.push_back(step += difference.get<int64_t>());
     return steps;
 }
@@ -59,11 +60,11 @@ TEST_CASE("a run leaves a page with all its steps, and its samples, starts and e
     CHECK(ends[1].at("reason") == "complete");
     CHECK(ends[1].at("code") == 0);
     std::vector<int64_t> sampled, saved;
-    for (const Json& sample : events_of(run, "sample")) {
+    for (const SortedJson& sample : events_of(run, "sample")) {
         sampled.push_back(sample.at("step").get<int64_t>());
         CHECK(sample.at("prompt") == "a");
     }
-    for (const Json& checkpoint : events_of(run, "checkpoint"))
+    for (const SortedJson& checkpoint : events_of(run, "checkpoint"))
         saved.push_back(checkpoint.at("step").get<int64_t>());
     CHECK(sampled == std::vector<int64_t>{4, 8, 12});
     CHECK(saved == std::vector<int64_t>{6, 12});
@@ -105,7 +106,7 @@ TEST_CASE("a run that fails says so in its page", "[cli]") {
                                      "optimizer.grad_clip=0", "--set", "evaluation.every=0"}));
     CHECK(failed.code == 1);
     CHECK(contains(failed.err, "is not finite"));
-    const Json end = events_of(run, "end").back();
+    const SortedJson end = events_of(run, "end").back();
     CHECK(end.at("code") == 1);
     CHECK(contains(end.at("reason").get<std::string>(), "is not finite"));
     CHECK(contains(read(run + "/report.html"), "is not finite"));

@@ -14,7 +14,7 @@ TEST_CASE("a resumed run uses the choices of its checkpoint, not what it would c
     const fs::path run = directory / "run", whole = directory / "whole";
     check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "4"})));
     const fs::path checkpoint = run / step_folder(4);
-    Json choices = Json::parse(read(checkpoint / "choices.json"));
+    SortedJson choices = SortedJson::parse(read(checkpoint / "choices.json"));
     REQUIRE(choices.at("recompute") == "none");  // this model fits without recomputation
     choices["recompute"] = "block";
     replace_in_checkpoint(checkpoint, "choices.json", choices.dump(2));
@@ -23,7 +23,7 @@ TEST_CASE("a resumed run uses the choices of its checkpoint, not what it would c
     CHECK(contains(resumed.out, "resuming from " + checkpoint.string()));
     CHECK_FALSE(fs::exists(checkpoint.string() + ".damaged"));
     for (const fs::path& folder : {run, run / step_folder(8)})
-        CHECK(Json::parse(read(folder / "choices.json")).at("recompute") == "block");
+        CHECK(SortedJson::parse(read(folder / "choices.json")).at("recompute") == "block");
     // Recomputation takes less memory and gives the same bits.
     const Outcome all = check_succeeds(train_gpt_with(w.train(whole, {"--stop-at", "8"})));
     const std::string tokens = " tokens (2 micro-batches of 4 × 32), ";
@@ -39,38 +39,39 @@ TEST_CASE("a resumed run keeps its kernels; on another GPU it chooses anew and s
                             "--set", "checkpoint.every=4"};
     const fs::path whole = directory / "whole";
     check_succeeds(train_gpt_with(w.train(whole, options)));
-    const Json chosen = Json::parse(read(whole / "choices.json"));
+    const SortedJson chosen = SortedJson::parse(read(whole / "choices.json"));
     const bool on_gpu = !chosen.at("kernels").empty();
     CHECK(chosen.at("platform").get<std::string>().empty() != on_gpu);
 
     // The run after its checkpoint of step 4, whose choices are changed.
-    const auto resume = [&](const std::string& name, const std::function<void(Json&)>& change) {
+    const auto resume = [&](const std::string& name,
+                            const std::function<void(SortedJson&)>& change) {
         const fs::path run = directory / name;
         fs::copy(whole, run, fs::copy_options::recursive);
         for (const int64_t step : {8, 12}) fs::remove_all(run / step_folder(step));
-        Json choices = Json::parse(read(run / step_folder(4) / "choices.json"));
+        SortedJson choices = SortedJson::parse(read(run / step_folder(4) / "choices.json"));
         CHECK(choices == chosen);
         change(choices);
         replace_in_checkpoint(run / step_folder(4), "choices.json", choices.dump(2));
         const std::string out = check_succeeds(train_gpt_with(w.train(run, options))).out;
         CHECK(contains(out, "resuming from " + (run / step_folder(4)).string()));
-        const Json now = Json::parse(read(run / "choices.json"));
+        const SortedJson now = SortedJson::parse(read(run / "choices.json"));
         CHECK(now.at("platform") == chosen.at("platform"));
         CHECK(now.at("kernels").size() == chosen.at("kernels").size());
         return out;
     };
     const std::string note = "note: the run's kernels had been chosen on ";
-    CHECK_FALSE(contains(resume("parts", [](Json&) {}), note));
-    CHECK(Json::parse(read(directory / "parts/choices.json")) == chosen);
+    CHECK_FALSE(contains(resume("parts", [](SortedJson&) {}), note));
+    CHECK(SortedJson::parse(read(directory / "parts/choices.json")) == chosen);
     check_same_state(whole, directory / "parts", 12);
 
     const std::string moved =
-        resume("moved", [](Json& choices) { choices["platform"] = "another GPU"; });
+        resume("moved", [](SortedJson& choices) { choices["platform"] = "another GPU"; });
     CHECK(contains(moved, note + "another GPU; they are chosen anew on ") == on_gpu);
     // What versions wrote that did not record the GPU is not read.
-    const std::string older = resume("older", [](Json& choices) {
+    const std::string older = resume("older", [](SortedJson& choices) {
         choices.erase("platform");
-        for (Json& line : choices["kernels"]) line = "nt bf16 1 2 3";
+        for (SortedJson& line : choices["kernels"]) line = "nt bf16 1 2 3";
     });
     CHECK(contains(older, note + "a GPU that is not recorded; ") == on_gpu);
 }
@@ -92,7 +93,7 @@ TEST_CASE("a run that an earlier version began resumes", "[cli]") {
     const TemporaryDirectory directory;
     const fs::path folder = directory / "golden";
     fs::copy("test/fixtures/golden-run", folder, fs::copy_options::recursive);
-    const std::vector<Json> before = metrics_of(folder / "run");
+    const std::vector<SortedJson> before = metrics_of(folder / "run");
     const ProgramResult result = run_program(
         {"bash", "-c", "cd \"$FOLDER\" && exec \"$PROGRAM\" train config.json"},
         {{"FOLDER", folder}, {"PROGRAM", fs::absolute(binary())}, {"OMP_NUM_THREADS", "1"}});
@@ -102,7 +103,7 @@ TEST_CASE("a run that an earlier version began resumes", "[cli]") {
     CHECK_FALSE(contains(result.output, "parallel.sums"));
     CHECK(checkpoints_in(folder / "run") == std::vector<int64_t>{4, 8, 12});
     // The same bits on the same processor; on others, sums are rounded differently.
-    const std::vector<Json> after = metrics_of(folder / "run");
+    const std::vector<SortedJson> after = metrics_of(folder / "run");
     REQUIRE(after.size() == before.size());
     for (size_t i = 0; i < before.size(); ++i)
         for (const auto& [key, value] : before[i].items()) {
@@ -110,7 +111,7 @@ TEST_CASE("a run that an earlier version began resumes", "[cli]") {
             CHECK(after[i].at(key).get<double>() == Approx(value.get<double>()).epsilon(1e-3));
         }
     // It goes on to add gradients as it did, in fp32.
-    CHECK(Json::parse(read(folder / "run" / step_folder(12) / "choices.json")).at("sums") ==
+    CHECK(SortedJson::parse(read(folder / "run" / step_folder(12) / "choices.json")).at("sums") ==
           "fp32");
     CHECK_FALSE(fs::exists(folder / "run" / step_folder(12) / "grids.safetensors"));
 }
@@ -127,7 +128,7 @@ TEST_CASE("a run that resumes with other threads says so where they change bits"
         return run_program(all, {{"OMP_NUM_THREADS", std::to_string(threads)}});
     };
     CHECK(start(1, "2").exit_code == 0);
-    const Json choices = Json::parse(read(directory / "run/choices.json"));
+    const SortedJson choices = SortedJson::parse(read(directory / "run/choices.json"));
     const bool depends = choices.contains("threads");
 #ifdef TRAIN_GPT_ONEDNN
     CHECK(depends == !own);

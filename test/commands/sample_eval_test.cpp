@@ -111,9 +111,9 @@ TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the fi
     const TemporaryDirectory directory;
     std::string jsonl;
     for (int i = 0; i < 5; ++i)
-        jsonl += Json{{"ctx", "a man"},
-                      {"endings", {"one", "two words", "three", "four"}},
-                      {"label", i % 4}}
+        jsonl += SortedJson{{"ctx", "a man"},
+                            {"endings", {"one", "two words", "three", "four"}},
+                            {"label", i % 4}}
                      .dump() +
                  "\n";
     write(directory / "h.jsonl", jsonl);

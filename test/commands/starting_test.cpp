@@ -11,9 +11,9 @@ using namespace train_gpt;
 namespace {
 
 /// The configuration that a command line stands for.
-Json printed_config(const Arguments& arguments) {
+SortedJson printed_config(const Arguments& arguments) {
     const Arguments train{"train"}, print{"--print-config"};
-    return Json::parse(check_succeeds(train_gpt_with(train + arguments + print)).out);
+    return SortedJson::parse(check_succeeds(train_gpt_with(train + arguments + print)).out);
 }
 
 /// Starts the program with arguments in another folder.
@@ -27,7 +27,7 @@ Outcome train_gpt_in(const fs::path& folder, const std::string& program,
 }  // namespace
 
 TEST_CASE("a preset's name is a configuration, and near names are suggested", "[cli]") {
-    const Json by_path = printed_config({"configs/gpt2-30m.json"});
+    const SortedJson by_path = printed_config({"configs/gpt2-30m.json"});
     CHECK(printed_config({"gpt2-30m"}) == by_path);
     CHECK(printed_config({"gpt2-30m.json"}) == by_path);
     check_succeeds(train_gpt_with(
@@ -79,7 +79,7 @@ TEST_CASE("--data stands for the shards and the tokenizer of a folder, and --set
     const fs::path data = directory / "my [data]*";  // a name with a pattern's characters
     fs::copy(fs::path(place.data("data.json")).parent_path(), data);
     for (const std::string& given : {data.string(), data.string() + "/"}) {
-        const Json config = printed_config({"tinyshakespeare", "--data", given});
+        const SortedJson config = printed_config({"tinyshakespeare", "--data", given});
         CHECK(config["tokenizer"]["path"] == (data / "tokenizer.json").string());
     }
     CHECK(printed_config({"tinyshakespeare", "--data", data, "--set",
@@ -218,15 +218,17 @@ TEST_CASE("a printed configuration has what a run would use, and the run's folde
                          "--set", "batch.sequence_length=0", "--set", "device=auto"};
     const Arguments arguments = place.train(directory / "run", open);
     const Arguments print{"--print-config"};
-    const Json printed = Json::parse(check_succeeds(train_gpt_with(arguments + print)).out);
+    const SortedJson printed =
+        SortedJson::parse(check_succeeds(train_gpt_with(arguments + print)).out);
     const Outcome trained = check_succeeds(train_gpt_with(arguments));
-    const Json kept = Json::parse(read(directory / "run/config.json"));
-    const Json choices = Json::parse(read(directory / "run/choices.json"));
+    const SortedJson kept = SortedJson::parse(read(directory / "run/config.json"));
+    const SortedJson choices = SortedJson::parse(read(directory / "run/choices.json"));
     CHECK(contains(trained.out, " in " + kept["precision"]["dtype"].get<std::string>() + " on "));
-    for (const Json& json : {printed, kept}) {
-        const Json& model = json["model"];
-        CHECK(model["vocab_size"] == Json::parse(read(directory / ("run/" + step_folder(12) +
-                                                                   "/config.json")))["vocab_size"]);
+    for (const SortedJson& json : {printed, kept}) {
+        const SortedJson& model = json["model"];
+        CHECK(model["vocab_size"] ==
+              SortedJson::parse(
+                  read(directory / ("run/" + step_folder(12) + "/config.json")))["vocab_size"]);
         CHECK(model["n_kv_head"] == 2);
         CHECK(model["head_size"] == 16);
         CHECK(model["n_ff"] == 256);
@@ -264,6 +266,6 @@ TEST_CASE("a printed configuration has what a run would use, and the run's folde
         check_succeeds(train_gpt_with({"train", "configs/tinystories.json", "--print-config",
                                        "--set", "tokenizer.path=" + (directory / "none.json")}));
     CHECK(contains(early.err, "note: not all of the configuration is resolved"));
-    CHECK(Json::parse(early.out)["model"]["vocab_size"] == 0);
-    CHECK(Json::parse(early.out)["model"]["n_ff"] == 1024);
+    CHECK(SortedJson::parse(early.out)["model"]["vocab_size"] == 0);
+    CHECK(SortedJson::parse(early.out)["model"]["n_ff"] == 1024);
 }

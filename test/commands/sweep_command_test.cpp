@@ -18,12 +18,14 @@ Arguments sweep(const std::string& folder, const Arguments& more) {
 /// Validation loss of the last evaluation in a run's metrics.
 double final_loss(const fs::path& run) {
     double loss = std::nan("");
-    for (const Json& line : metrics_of(run))
+    for (const SortedJson& line : metrics_of(run))
         if (line.contains("val_loss")) loss = line.at("val_loss");
     return loss;
 }
 
-Json result(const std::string& folder) { return Json::parse(read(folder + "/sweep.json")); }
+SortedJson result(const std::string& folder) {
+    return SortedJson::parse(read(folder + "/sweep.json"));
+}
 
 /// The runs of the sweep in a folder that are alive.
 std::vector<pid_t> runs_alive(const std::string& folder) {
@@ -48,20 +50,20 @@ TEST_CASE("a sweep trains every combination with every seed, names the best, and
     const Arguments values{"--seeds", "2", "--jobs", "2", "--vary"};
     const Outcome outcome = check_succeeds(
         train_gpt_with(sweep(folder, values + Arguments{"optimizer.learning_rate=1e-4,3e-3"})));
-    const Json json = result(folder);
+    const SortedJson json = result(folder);
     REQUIRE(json.at("runs").size() == 4);
     for (const double rate : {1e-4, 3e-3}) {
         double sum = 0;
-        for (const Json& run : json.at("runs")) {
+        for (const SortedJson& run : json.at("runs")) {
             if (run.at("values").at("optimizer.learning_rate") != rate) continue;
             const fs::path of = fs::path(folder) / run.at("name").get<std::string>();
-            const Json config = Json::parse(read(of / "config.json"));
+            const SortedJson config = SortedJson::parse(read(of / "config.json"));
             CHECK(config.at("optimizer").at("learning_rate") == rate);
             CHECK(config.at("seed") == run.at("seed"));
             CHECK(run.at("loss") == Approx(final_loss(of)));
             sum += final_loss(of);
         }
-        for (const Json& row : json.at("combinations"))
+        for (const SortedJson& row : json.at("combinations"))
             if (row.at("values").at("optimizer.learning_rate") == rate)
                 CHECK(row.at("mean") == Approx(sum / 2));
     }
@@ -82,7 +84,7 @@ TEST_CASE("a sweep trains every combination with every seed, names the best, and
     const Outcome longer = check_succeeds(train_gpt_with(
         sweep(folder, values + Arguments{"optimizer.learning_rate=1e-4,3e-3,1", "--json"})));
     CHECK(read(folder + name + "/history.jsonl") == before);
-    const Json printed = Json::parse(longer.out);
+    const SortedJson printed = SortedJson::parse(longer.out);
     CHECK(printed == result(folder));
     CHECK(printed.at("runs").size() == 6);
     CHECK(printed.at("best").at("mean") == json.at("best").at("mean"));
@@ -165,8 +167,8 @@ TEST_CASE("a run of a sweep that fails does not end the others", "[cli][sweep]")
     CHECK(contains(outcome.err, "the gradient of step"));
     CHECK(contains(outcome.err, "the loss after each checkpoint was not finite"));
     CHECK_FALSE(contains(outcome.err, "nan"));
-    const Json json = result(folder);
-    for (const Json& run : json.at("runs"))
+    const SortedJson json = result(folder);
+    for (const SortedJson& run : json.at("runs"))
         CHECK(run.at("state") ==
               (run.at("values").at("optimizer.learning_rate") == 1e-3 ? "finished" : "failed"));
     CHECK(json.at("best").at("values").at("optimizer.learning_rate") == 1e-3);
@@ -181,8 +183,8 @@ TEST_CASE("halving stops the worse half of the combinations at a quarter and at 
     check_succeeds(train_gpt_with(
         sweep(folder, {"--set", "schedule.steps=24", "--set", "evaluation.every=0", "--vary",
                        "optimizer.learning_rate=1e-7,1e-6,3e-3,1e-5", "--halve", "--jobs", "2"})));
-    const Json json = result(folder);
-    for (const Json& run : json.at("runs")) {
+    const SortedJson json = result(folder);
+    for (const SortedJson& run : json.at("runs")) {
         const double rate = run.at("values").at("optimizer.learning_rate");
         CAPTURE(rate);
         if (rate == 3e-3) {
@@ -196,8 +198,8 @@ TEST_CASE("halving stops the worse half of the combinations at a quarter and at 
     check_succeeds(train_gpt_with(
         sweep(folder, {"--set", "schedule.steps=24", "--set", "evaluation.every=0", "--vary",
                        "optimizer.learning_rate=1e-7,1e-6,3e-3,1e-5", "--jobs", "2"})));
-    const Json rest = result(folder);
-    for (const Json& run : rest.at("runs")) CHECK(run.at("state") == "finished");
+    const SortedJson rest = result(folder);
+    for (const SortedJson& run : rest.at("runs")) CHECK(run.at("state") == "finished");
 }
 
 TEST_CASE("runs with different validation data are compared by their training loss",
@@ -208,9 +210,9 @@ TEST_CASE("runs with different validation data are compared by their training lo
     const Outcome outcome = check_succeeds(train_gpt_with(
         sweep(folder, {"--vary", concat("data.val=", some, ",", other, ","), "--jobs", "2"})));
     CHECK(contains(outcome.out, "compared by their training loss, since data.val is varied"));
-    const Json json = result(folder);
+    const SortedJson json = result(folder);
     CHECK(json.at("measure") == "loss");
-    for (const Json& run : json.at("runs")) CHECK(run.at("loss").is_number());
+    for (const SortedJson& run : json.at("runs")) CHECK(run.at("loss").is_number());
 }
 
 TEST_CASE("sweep refuses keys and values that no run could have, before any run begins",

@@ -22,7 +22,7 @@ std::string random_task(const std::string& header, int64_t items) {
     std::string text = header + "\n";
     const bool choice = contains(header, "multiple_choice"), schema = contains(header, "schema");
     for (; items > 0; --items) {
-        Json item;
+        SortedJson item;
         if (choice)
             item = {{"query", words(random_int(0, 6))},
                     {"choices", {words(random_int(0, 3)), words(4), words(1)}},
@@ -64,23 +64,23 @@ TEST_CASE("eval scores tasks, in a table, as JSON and for each item", "[cli][cud
     const Outcome both =
         check_succeeds(train_gpt_with({"eval", finished_run(), "--tasks", glob, "--json", "--items",
                                        items, "--data", Workplace::get().data("val_*.bin")}));
-    const Json json = Json::parse(both.out);
+    const SortedJson json = SortedJson::parse(both.out);
     CHECK(json["validation"]["loss"].is_number());
     CHECK(json["dtype"] == "in fp32");
     REQUIRE(json["tasks"].size() == 3);
     // The scores are the means over the items that were written.
-    std::map<std::string, std::vector<Json>> by_task;
+    std::map<std::string, std::vector<SortedJson>> by_task;
     std::istringstream lines(read(items));
     for (std::string line; std::getline(lines, line);) {
-        const Json item = Json::parse(line);
+        const SortedJson item = SortedJson::parse(line);
         by_task[item["task"]].push_back(item);
     }
-    for (const Json& task : json["tasks"]) {
-        const std::vector<Json>& all = by_task[task["task"]];
+    for (const SortedJson& task : json["tasks"]) {
+        const std::vector<SortedJson>& all = by_task[task["task"]];
         CAPTURE(task.dump());
         REQUIRE(task["items"] == all.size());
         double right = 0, bits = 0;
-        for (const Json& item : all) {
+        for (const SortedJson& item : all) {
             bits += item["bits_per_byte"].get<double>();
             if (item.contains("exact_match"))
                 right += item["exact_match"].get<bool>();
@@ -95,7 +95,7 @@ TEST_CASE("eval scores tasks, in a table, as JSON and for each item", "[cli][cud
         CHECK(task.contains("centered") == (task["task"] != "text"));
         CHECK(task.contains("perplexity") == (task["task"] == "text"));
     }
-    const Json some = Json::parse(
+    const SortedJson some = SortedJson::parse(
         check_succeeds(
             train_gpt_with({"eval", finished_run(), "--json", "--max-examples", "4", "--tasks",
                             tasks.directory / "choice.jsonl", tasks.directory / "text.jsonl"}))
@@ -111,12 +111,12 @@ TEST_CASE("all tasks of CORE make its score", "[cli]") {
         write(directory / (task.name + std::string(".jsonl")),
               random_task(R"({"form": "multiple_choice", "procedure": "core"})", 2));
     const std::string glob = directory / "*.jsonl";
-    const Json json = Json::parse(
+    const SortedJson json = SortedJson::parse(
         check_succeeds(train_gpt_with({"eval", finished_run(), "--tasks", glob, "--json"})).out);
     const auto core = [&](int version) {
         double sum = 0;
         for (const CoreTask& task : core_tasks())
-            for (const Json& result : json["tasks"])
+            for (const SortedJson& result : json["tasks"])
                 if (result["task"] == task.name) {
                     const double guess = task.baseline[version] / 100;
                     sum += (result["accuracy"].get<double>() - guess) / (1 - guess) / 22;
@@ -180,16 +180,17 @@ TEST_CASE("a run scores tasks with each evaluation, as eval does", "[cli][cuda]"
                          "--set", "schedule.steps=4"};
     const Outcome trained = check_succeeds(train_gpt_with(Workplace::get().train(run, more)));
     CHECK(contains(trained.out, "; choice 0."));
-    std::vector<Json> evaluations;
-    for (const Json& line : metrics_of(run))
+    std::vector<SortedJson> evaluations;
+    for (const SortedJson& line : metrics_of(run))
         if (line.contains("task/choice/accuracy")) evaluations.push_back(line);
     REQUIRE(evaluations.size() == 2);
     CHECK(evaluations[0]["step"] == 2);
-    const Json last = Json::parse(check_succeeds(train_gpt_with({"eval", run, "--json", "--tasks",
-                                                                 a, b, "--max-examples", "6"}))
-                                      .out);
+    const SortedJson last =
+        SortedJson::parse(check_succeeds(train_gpt_with({"eval", run, "--json", "--tasks", a, b,
+                                                         "--max-examples", "6"}))
+                              .out);
     for (const size_t i : {0, 1}) {
-        const Json& task = last["tasks"][i];
+        const SortedJson& task = last["tasks"][i];
         const std::string name = "task/" + task["task"].get<std::string>();
         for (const auto& [field, key] : {std::pair{"/accuracy", "accuracy"},
                                          {"/stderr", "accuracy_stderr"},

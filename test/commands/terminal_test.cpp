@@ -87,7 +87,7 @@ TEST_CASE("control characters and bad UTF-8 from files and arguments are escaped
     const std::string model = directory / "model", config = model + "/config.json";
     fs::copy(finished_run() + "/" + step_folder(12), model);
     fs::remove(model + "/manifest.json");
-    Json json = Json::parse(read(config));
+    SortedJson json = SortedJson::parse(read(config));
     json["activation_function"] = "\x1b]0;owned\x07";
     write(config, json.dump());
     for (const char* command : {"eval", "sample"})
@@ -100,7 +100,7 @@ TEST_CASE("control characters and bad UTF-8 from files and arguments are escaped
         Workplace::get().train(directory / "run", {"--set", std::string(attack) + "=1"})));
     check_printable(train_gpt_with(
         Workplace::get().train(directory / "run", {"--set", std::string("seed=") + attack})));
-    write(directory / "key.json", Json{{"\x1b]0;owned\x07", 1}}.dump());
+    write(directory / "key.json", SortedJson{{"\x1b]0;owned\x07", 1}}.dump());
     check_printable(train_gpt_with({"plan", directory / "key.json"}));
     write(directory / (std::string(attack) + ".json"), "{");
     check_printable(train_gpt_with({"plan", directory / (std::string(attack) + ".json")}));

@@ -22,9 +22,10 @@ TEST_CASE(
     REQUIRE(metrics.size() == 12 + 4);  // evaluated at the start and after steps 5, 10 and 12
     CHECK(metrics.back()["step"].get<int>() == 12);
     CHECK(metrics.back()["val_loss"].get<double>() < metrics[0]["val_loss"].get<double>());
-    CHECK(Json::parse(read(run / "config.json"))["run_dir"].get<std::string>() == run.string());
-    const Json manifest = Json::parse(read(run / "manifest.json"));
-    const Json data = Json::parse(read(Workplace::get().data("data.json")));
+    CHECK(SortedJson::parse(read(run / "config.json"))["run_dir"].get<std::string>() ==
+          run.string());
+    const SortedJson manifest = SortedJson::parse(read(run / "manifest.json"));
+    const SortedJson data = SortedJson::parse(read(Workplace::get().data("data.json")));
     CHECK(manifest["train"][0]["xxh3"].dump() == data["files"][0]["hash"].dump());
     for (const char* key : {"program", "host", "seed"}) CHECK(manifest.contains(key));
 
@@ -48,13 +49,13 @@ TEST_CASE("a run on a GPU says what runs attention, and why not cuDNN", "[cli][c
                                      "kernels.deterministic=off"})));
     const bool on_gpu = !contains(outcome.out, cpu_info().model);
     CHECK(contains(outcome.out, "attention: own kernels, ") == on_gpu);
-    const Json manifest = Json::parse(read(run / "manifest.json"));
+    const SortedJson manifest = SortedJson::parse(read(run / "manifest.json"));
     CHECK(manifest.value("attention", "") == (on_gpu ? "own" : ""));
     CHECK(contains(outcome.out, "kernels.deterministic is off, which changes nothing here"));
     for (const fs::path& folder : {run, run / step_folder(1)})
-        CHECK(Json::parse(read(folder / "manifest.json")).at("deterministic") == true);
+        CHECK(SortedJson::parse(read(folder / "manifest.json")).at("deterministic") == true);
     std::vector<std::string> engines;
-    for (const Json& line : metrics_of(run))
+    for (const SortedJson& line : metrics_of(run))
         if (line.contains("loss")) engines.push_back(line.value("attention", ""));
     CHECK(engines == std::vector<std::string>{on_gpu ? "own" : ""});
 }
@@ -98,7 +99,7 @@ TEST_CASE("the updates of a run are AdamW's, with the configuration's numbers at
                   "--set", concat("optimizer.weight_decay=", decay), "--set", "optimizer.beta1=0",
                   "--set", "optimizer.beta2=0.999", "--set", "optimizer.epsilon=1e-30"});
     std::vector<double> rates;
-    for (const Json& line : metrics_of(whole))
+    for (const SortedJson& line : metrics_of(whole))
         if (line.contains("loss")) rates.push_back(line.at("learning_rate").get<double>());
     REQUIRE(rates.size() == 12);
     for (int step = 1; step <= 12; ++step)
@@ -147,7 +148,7 @@ TEST_CASE("the updates of a run are AdamW's, with the configuration's numbers at
 TEST_CASE("every field of metrics.jsonl is documented", "[cli]") {
     const std::string page = read("docs/running.md");
     int fields = 0;
-    for (const Json& line : metrics_of(finished_run()))
+    for (const SortedJson& line : metrics_of(finished_run()))
         for (const auto& [field, value] : line.items()) {
             INFO(field);
             CHECK(contains(page, "`" + field + "`"));
@@ -195,9 +196,9 @@ TEST_CASE("a run is as long as its steps, tokens or passes over the data say", "
         return checkpoints_in(directory / name).back();
     };
     CHECK(steps("tokens", "schedule.tokens=1025") == 5);  // of 256 tokens each
-    const Json data = Json::parse(read(w.data("data.json")));
+    const SortedJson data = SortedJson::parse(read(w.data("data.json")));
     int64_t windows = 0;
-    for (const Json& file : data["files"])
+    for (const SortedJson& file : data["files"])
         if (file["split"] == "train") windows += (file["tokens"].get<int64_t>() - 1) / 32;
     CHECK(steps("passes", "schedule.epochs=2") == (2 * windows + 7) / 8);
 }
@@ -212,8 +213,8 @@ TEST_CASE("the z-loss changes a run's gradients, and not the losses that it repo
         check_succeeds(train_gpt_with(w.train(directory / z_loss, options)));
         return metrics_of(directory / z_loss);
     };
-    const std::vector<Json> without = run("0"), little = run("1e-4"), much = run("1");
-    const auto first = [](const std::vector<Json>& metrics, const char* key) {
+    const std::vector<SortedJson> without = run("0"), little = run("1e-4"), much = run("1");
+    const auto first = [](const std::vector<SortedJson>& metrics, const char* key) {
         return metrics.front().at(key).get<double>();
     };
     // The first step's weights are the same, and the loss is the cross-entropy alone.
@@ -281,8 +282,9 @@ TEST_CASE("a run on masked documents of two sources reports each, and resumes as
                             "--out", directory / (name + "-data")}));
         return directory / (name + "-data/train_*.bin");
     };
-    const Json sources = {{{"glob", tokenize("small", small)}, {"weight", 3}, {"name", "small"}},
-                          {{"glob", tokenize("capital", capital)}, {"name", "capital"}}};
+    const SortedJson sources = {
+        {{"glob", tokenize("small", small)}, {"weight", 3}, {"name", "small"}},
+        {{"glob", tokenize("capital", capital)}, {"name", "capital"}}};
     const Arguments options{"--set", "data.train=" + sources.dump(),
                             "--set", "data.document_mask=true",
                             "--set", "data.val=" + (directory / "small-data/val_*.bin")};
@@ -290,7 +292,7 @@ TEST_CASE("a run on masked documents of two sources reports each, and resumes as
     CHECK(contains(whole.out, " passes over capital"));
     double tokens_before[2] = {};
     int steps = 0;
-    for (const Json& line : metrics_of(directory / "whole")) {
+    for (const SortedJson& line : metrics_of(directory / "whole")) {
         if (!line.contains("loss")) continue;
         ++steps;
         double loss = 0, tokens = 0;
@@ -320,7 +322,7 @@ TEST_CASE("a run on masked documents of two sources reports each, and resumes as
         w.train(directory / "plain", options + Arguments{"--set", "data.document_mask=false"})));
     const auto losses = [&](const std::string& run) {
         std::vector<double> all;
-        for (const Json& line : metrics_of(directory / run))
+        for (const SortedJson& line : metrics_of(directory / run))
             if (line.contains("loss")) all.push_back(line["loss"].get<double>());
         return all;
     };
@@ -470,7 +472,7 @@ TEST_CASE("tokenize ends cleanly at SIGINT and SIGTERM, and the same command res
     const TemporaryDirectory directory;
     std::string lines;
     for (int i = 0; i < 600; ++i)
-        lines += Json{{"body", read(w.text()).substr(static_cast<size_t>(i))}}.dump() + "\n";
+        lines += SortedJson{{"body", read(w.text()).substr(static_cast<size_t>(i))}}.dump() + "\n";
     write(directory / "a.jsonl", lines + "no JSON\n");
     const Arguments options{"--field",        "body", "--tokenizer", w.data("tokenizer.json"),
                             "--val-fraction", "0.2",  "--skip-bad",  "--out"};
@@ -531,15 +533,15 @@ TEST_CASE("checkpoints keep the ids of tokens of the model that their run began 
     const TemporaryDirectory directory;
     const fs::path source = directory / "source", run = directory / "run";
     check_succeeds(train_gpt_with({"export", finished_run(), "--out", source}));
-    Json config = Json::parse(read(source / "config.json"));
-    const Json end = config["eos_token_id"], ends = {5, end, 1000000};
+    SortedJson config = SortedJson::parse(read(source / "config.json"));
+    const SortedJson end = config["eos_token_id"], ends = {5, end, 1000000};
     REQUIRE(end.is_number());
     config.update({{"eos_token_id", ends}, {"pad_token_id", 3}, {"bos_token_id", 4}});
     write(source / "config.json", config.dump());
     // Every token, so that no sample has any
-    Json every = Json::array();
+    SortedJson every = SortedJson::array();
     for (int id = 0; id < 300; ++id) every.push_back(id);
-    const std::string generation = Json({{"eos_token_id", every}, {"top_p", 0.5}}).dump();
+    const std::string generation = SortedJson({{"eos_token_id", every}, {"top_p", 0.5}}).dump();
     write(source / "generation_config.json", generation);
 
     const Arguments from{"--set", "model.init_from=" + source.string(),
@@ -553,7 +555,7 @@ TEST_CASE("checkpoints keep the ids of tokens of the model that their run began 
     for (const fs::path& folder :
          {run / step_folder(2), run / step_folder(3), fs::path(directory / "out")}) {
         CAPTURE(folder.string());
-        const Json kept = Json::parse(read(folder / "config.json"));
+        const SortedJson kept = SortedJson::parse(read(folder / "config.json"));
         CHECK(kept["eos_token_id"] == ends);
         CHECK(kept["pad_token_id"] == 3);
         CHECK(kept["bos_token_id"] == 4);
@@ -579,7 +581,8 @@ TEST_CASE("a vocabulary that differs from the data's or the checkpoint's is refu
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     // The same number of tokens, but different ones.
-    const size_t vocabulary = Json::parse(read(w.data("data.json")))["vocab_size"].get<size_t>();
+    const size_t vocabulary =
+        SortedJson::parse(read(w.data("data.json")))["vocab_size"].get<size_t>();
     std::string text = read(w.text());
     std::ranges::reverse(text);
     write(directory / "text", text);
@@ -757,7 +760,7 @@ TEST_CASE("metrics of a run with Muon have the rate of its matrices", "[cli]") {
         {"--set", "optimizer.name=muon", "--set", "optimizer.learning_rate=1e-3", "--set",
          concat("optimizer.matrix_learning_rate=", of_matrices), "--set", "sampling.every=0"})));
     int steps = 0;
-    for (const Json& line : metrics_of(run)) {
+    for (const SortedJson& line : metrics_of(run)) {
         if (!line.contains("loss")) continue;
         const double rate = line.at("learning_rate");
         CHECK(line.at("matrix_learning_rate") == Approx(rate * 1e3 * of_matrices));
@@ -770,6 +773,6 @@ TEST_CASE("metrics of a run with Muon have the rate of its matrices", "[cli]") {
             has_events || (name.starts_with("events.out.") &&
                            contains(read(fs::path(run) / name), "train/matrix_learning_rate"));
     CHECK(has_events);
-    for (const Json& line : metrics_of(finished_run()))
+    for (const SortedJson& line : metrics_of(finished_run()))
         CHECK_FALSE(line.contains("matrix_learning_rate"));
 }

@@ -57,7 +57,7 @@ TEST_CASE(
 
     // As if the start at step 4 had been stopped before all data were read.
     const fs::path kept = run + "/verified.json";
-    Json json = Json::parse(read(kept));
+    SortedJson json = SortedJson::parse(read(kept));
     json["sound_step"] = 4;
     write(kept, json.dump());
     check_refused(train_gpt_with(w.train(run, data.of())), 1,
@@ -112,7 +112,7 @@ TEST_CASE(
     const Data data(false);
     const std::string run = data.directory / "run";
     check_succeeds(train_gpt_with(w.train(run, data.of({"--stop-at", "5"}))));
-    CHECK(Json::parse(read(run + "/manifest.json"))["train"][0]["xxh3"] ==
+    CHECK(SortedJson::parse(read(run + "/manifest.json"))["train"][0]["xxh3"] ==
           hash_file(data.folder + "/train_000000.bin"));
     check_succeeds(train_gpt_with({"eval", run}));
     const std::string val = data.damage("val_000000.bin");

@@ -11,12 +11,11 @@
 #include "base/file.h"
 #include "base/sha256.h"
 #include "test/commands/program.h"
+#include "test/sorted_json.h"
 
 using namespace train_gpt;
 
 namespace {
-
-using Object = nlohmann::json;
 
 std::vector<std::string> lines_of(const std::string& text) {
     std::vector<std::string> lines;
@@ -313,7 +312,7 @@ TEST_CASE("verify finds each edit of a run's files, and names what and where", "
         }
         const Outcome json = train_gpt_with(Arguments{"verify", r.run, "--json"} + edit.options);
         CHECK(json.code == 1);
-        const Object object = Object::parse(json.out);
+        const SortedJson object = SortedJson::parse(json.out);
         CHECK(object.at("holds") == false);
         CHECK(object.at("broken").get<std::string>() + "\n" == trouble);
     }
@@ -321,16 +320,16 @@ TEST_CASE("verify finds each edit of a run's files, and names what and where", "
 
 TEST_CASE("verify says what the model in a checkpoint was made from", "[cli][history]") {
     const FinishedRun r;
-    const Object all =
-        Object::parse(check_succeeds(train_gpt_with({"verify", r.run, "--json"})).out);
+    const SortedJson all =
+        SortedJson::parse(check_succeeds(train_gpt_with({"verify", r.run, "--json"})).out);
     CHECK(all.at("holds") == true);
     CHECK(all.at("broken").is_null());
-    const Object& made = all.at("made_from");
+    const SortedJson& made = all.at("made_from");
     CHECK(made.at("step") == 12);
     CHECK(made.at("tokens") == 12 * 256);
     CHECK(made.at("sources").at(0).at("tokens") == 12 * 256);
     CHECK(made.at("configuration").at("optimizer").at("learning_rate") == 0.002);
-    const Object& starts = made.at("starts");
+    const SortedJson& starts = made.at("starts");
     REQUIRE(starts.size() == 2);
     CHECK(starts[0].at("first") == 1);
     CHECK(starts[0].at("last") == 6);
@@ -338,7 +337,7 @@ TEST_CASE("verify says what the model in a checkpoint was made from", "[cli][his
     CHECK(starts[1].at("last") == 12);
     CHECK(starts[0].at("binary").at("sha256") == sha256_of_file(binary()));
     CHECK(starts[1].at("changes") ==
-          Object::parse(R"([{"what": "configuration.optimizer.learning_rate",
+          SortedJson::parse(R"([{"what": "configuration.optimizer.learning_rate",
                            "before": 0.003, "now": 0.002}])"));
     CHECK(made.at("data").at("train").at(0).at("xxh3") == hash_file(r.data + "/train_000000.bin"));
     CHECK(made.at("evaluations").back().at("step") == 12);
@@ -386,7 +385,7 @@ TEST_CASE("a run resumes after any end of its history, and the history holds", "
     const std::string manifest = saved + "/" + step_folder(8) + "/manifest.json";
     for (const int64_t step : {4, 8}) {
         const fs::path of = fs::path(saved) / step_folder(step) / "manifest.json";
-        Object json = Object::parse(read(of));
+        SortedJson json = SortedJson::parse(read(of));
         json.erase("history");
         write(of, json.dump(2));
     }
@@ -419,18 +418,19 @@ TEST_CASE("a resumed run's history names the program, user and host, and what ha
     ::chmod(program.c_str(), 0755);
     check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "6"}), {.program = program}));
     const HistoryChain history = read_history(run);
-    std::vector<Object> starts;
+    std::vector<SortedJson> starts;
     for (const HistoryLine& line : history.lines)
-        if (line.event.at("event") == "start") starts.push_back(Object::parse(line.event.dump()));
+        if (line.event.at("event") == "start")
+            starts.push_back(SortedJson::parse(line.event.dump()));
     REQUIRE(starts.size() == 2);
     CHECK_FALSE(starts[0].contains("changes"));
     REQUIRE(starts[1].at("changes").size() == 1);
-    CHECK(starts[1].at("changes")[0] == Object{{"what", "binary.sha256"},
-                                               {"before", sha256_of_file(binary())},
-                                               {"now", sha256_of_file(program)}});
+    CHECK(starts[1].at("changes")[0] == SortedJson{{"what", "binary.sha256"},
+                                                   {"before", sha256_of_file(binary())},
+                                                   {"now", sha256_of_file(program)}});
     CHECK(starts[1].at("binary").at("path") == fs::canonical(program).string());
     CHECK(starts[1].at("binary").at("bytes") == fs::file_size(program));
-    for (const Object& start : starts) {
+    for (const SortedJson& start : starts) {
         CHECK(start.at("user").get<std::string>().size() > 0);
         CHECK(start.at("hosts").size() == 1);
         CHECK(start.at("mesh").at("data") == 1);
@@ -474,8 +474,9 @@ TEST_CASE("an exported model has a card and names its place in the history", "[c
                              "steps 1 to 6: train_gpt ", "After step 12 "})
         CHECK(contains(card, part));
     CHECK(first_trouble({out, "--run", r.run}) == "");
-    const std::string head = Object::parse(read(r.checkpoint(12) / "manifest.json")).at("history");
-    CHECK(Object::parse(read(fs::path(out) / "provenance.json")).at("history") == head);
+    const std::string head =
+        SortedJson::parse(read(r.checkpoint(12) / "manifest.json")).at("history");
+    CHECK(SortedJson::parse(read(fs::path(out) / "provenance.json")).at("history") == head);
 
     check_succeeds(train_gpt_with({"export", r.run, "--out", file, "--format", "llm.c"}));
     const std::string bytes = read(file).substr(248 * 4, 32);

@@ -14,7 +14,7 @@ std::map<int64_t, float> values_of(const fs::path& run, const std::string& field
     std::map<int64_t, float> values;
     std::istringstream lines(read(run / "metrics.jsonl"));
     for (std::string line; std::getline(lines, line);) {
-        const Json json = Json::parse(line);
+        const SortedJson json = SortedJson::parse(line);
         if (json.contains(field))
             values[json.at("step")] = static_cast<float>(json.at(field).get<double>());
     }
@@ -56,7 +56,7 @@ TEST_CASE("a run's folder has its metrics, samples and configuration for TensorB
     CHECK(board.texts.at("samples").size() == 3);  // after steps 4 and 8, and at the end
     for (const auto& [step, text] : board.texts.at("samples"))
         CHECK(event_reader::without_indent(text).starts_with("a"));
-    const Json json = Json::parse(config);
+    const SortedJson json = SortedJson::parse(config);
     CHECK(board.hparams.at("optimizer.learning_rate") == json["optimizer"]["learning_rate"]);
     CHECK(board.hparams.at("data.train") == json["data"]["train"]);
     CHECK(board.scalars.at("memory/GiB_per_rank").size() == 12);
@@ -66,8 +66,9 @@ TEST_CASE("the loss of each source is in TensorBoard's file", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    const Json sources{{{"glob", w.data("train_*.bin")}, {"weight", 0.5}, {"name", "first"}},
-                       {{"glob", w.data("val_*.bin")}, {"weight", 0.5}, {"name", "second one"}}};
+    const SortedJson sources{
+        {{"glob", w.data("train_*.bin")}, {"weight", 0.5}, {"name", "first"}},
+        {{"glob", w.data("val_*.bin")}, {"weight", 0.5}, {"name", "second one"}}};
     check_succeeds(
         train_gpt_with(w.train(run, {"--set", "data.train=" + sources.dump(), "--stop-at", "3"})));
     const event_reader::Board board = event_reader::board_of(run);
@@ -147,8 +148,8 @@ TEST_CASE(
     CHECK(contains(stopped.out, "trace of 3 steps: " + file));
     CHECK_FALSE(contains(stopped.out, "missing"));
     std::set<int64_t> steps;
-    const Json trace = Json::parse(read(file));
-    for (const Json& event : trace.at("traceEvents"))
+    const SortedJson trace = SortedJson::parse(read(file));
+    for (const SortedJson& event : trace.at("traceEvents"))
         if (event.at("ph") == "X") steps.insert(event.at("args").at("step").get<int64_t>());
     CHECK(steps == std::set<int64_t>{3, 4, 5});
 

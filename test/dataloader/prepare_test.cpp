@@ -16,6 +16,7 @@
 #include "dataloader/documents.h"
 #include "dataloader/manifest.h"
 #include "test/dataloader/shard_files.h"
+#include "test/sorted_json.h"
 #include "test/text.h"
 #include "test/tokenizer/reference.h"
 #include "tokenizer/pretokenize.h"
@@ -24,7 +25,6 @@
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 namespace {
 
@@ -121,7 +121,7 @@ std::vector<std::pair<std::string, std::string>> contents(const fs::path& folder
     return all;
 }
 
-PrepareOptions options_for(const std::vector<std::string>& texts, const std::string& out) {
+PrepareOptions plain_options(const std::vector<std::string>& texts, const std::string& out) {
     PrepareOptions options;
     options.texts = texts;
     options.train_vocab = 300;
@@ -144,7 +144,7 @@ TEST_CASE(
     write(folder / "b.txt", parts[1]);
     write(folder / "c.txt", parts[2]);
     write(folder / "empty.txt", "");
-    const auto options = options_for(
+    const auto options = plain_options(
         {folder / "a.txt", folder / "b.txt", folder / "empty.txt", folder / "c.txt"}, out);
     prepare(options, nullptr);
 
@@ -210,9 +210,9 @@ TEST_CASE(
     const std::string text = random_text(3'500'000);
     write(folder / "long.txt", text);
     write(folder / "short.txt", text.substr(0, 20000));
-    prepare(options_for({folder / "short.txt"}, folder / "small"), nullptr);
+    prepare(plain_options({folder / "short.txt"}, folder / "small"), nullptr);
 
-    PrepareOptions options = options_for({folder / "long.txt"}, folder / "one");
+    PrepareOptions options = plain_options({folder / "long.txt"}, folder / "one");
     options.train_vocab = 0;
     options.tokenizer = folder / "small";
     options.val_fraction = 0;
@@ -234,14 +234,14 @@ TEST_CASE("a vocabulary that puts a space before each text does so once a docume
     const std::string text = "x\n" + random_text(2'500'000);
     write(folder / "long.txt", text);
     write(folder / "short.txt", text.substr(0, 20000));
-    prepare(options_for({folder / "short.txt"}, folder / "small"), nullptr);
+    prepare(plain_options({folder / "short.txt"}, folder / "small"), nullptr);
     std::string json = read(folder / "small/tokenizer.json");
     const std::string off = "\"add_prefix_space\": false", on = "\"add_prefix_space\": true";
     REQUIRE(contains(json, off));
     for (size_t at; (at = json.find(off)) != std::string::npos;) json.replace(at, off.size(), on);
     write(folder / "prefix.json", json);
 
-    PrepareOptions options = options_for({folder / "long.txt"}, folder / "out");
+    PrepareOptions options = plain_options({folder / "long.txt"}, folder / "out");
     options.train_vocab = 0;
     options.tokenizer = folder / "prefix.json";
     options.val_fraction = 0;
@@ -253,7 +253,7 @@ TEST_CASE("a vocabulary that puts a space before each text does so once a docume
 
 TEST_CASE("a document is not cut if its tokenizer's pattern is unknown") {
     const TemporaryDirectory folder;
-    json file = read_fixture("trained.json");
+    SortedJson file = read_fixture("trained.json");
     // A word is one piece if a space follows, so that text must not be cut between them.
     file["pre_tokenizer"] = {
         {"type", "Sequence"},
@@ -269,7 +269,7 @@ TEST_CASE("a document is not cut if its tokenizer's pattern is unknown") {
     std::string text;
     while (text.size() < 2'500'000) text += "qz ";
     write(folder / "a.txt", text);
-    PrepareOptions options = options_for({folder / "a.txt"}, folder / "out");
+    PrepareOptions options = plain_options({folder / "a.txt"}, folder / "out");
     options.train_vocab = 0;
     options.tokenizer = folder / "tokenizer.json";
     options.val_split = "";
@@ -283,7 +283,7 @@ TEST_CASE("a document is not cut if its tokenizer's pattern is unknown") {
 
 TEST_CASE("documents begin and end with the tokens that the tokenizer or the user names") {
     const TemporaryDirectory folder;
-    json file = read_fixture("trained.json");
+    SortedJson file = read_fixture("trained.json");
     for (const auto& [text, id] : {std::pair("<s>", 700), std::pair("</s>", 701)})
         file["added_tokens"].push_back({{"id", id}, {"content", text}, {"special", true}});
     write(folder / "plain.json", file.dump());
@@ -297,7 +297,7 @@ TEST_CASE("documents begin and end with the tokens that the tokenizer or the use
         lines += documents.back() + "\n<|endoftext|>\n";
     }
     write(folder / "a.txt", lines);
-    PrepareOptions options = options_for({folder / "a.txt"}, folder / "out");
+    PrepareOptions options = plain_options({folder / "a.txt"}, folder / "out");
     options.train_vocab = 0;
     options.tokenizer = folder / "plain.json";
     options.val_split = "";
@@ -400,10 +400,10 @@ TEST_CASE("no pattern has a piece across the places where a document is cut for 
     std::vector<std::vector<std::string>> all_patterns;
     for (const Pattern pattern : {Pattern::gpt2, Pattern::cl100k, Pattern::cl100k_first})
         all_patterns.push_back({regex_of(pattern)});
-    const json fixture = read_fixture("published.json");
+    const SortedJson fixture = read_fixture("published.json");
     for (const auto& [name, parts] : fixture.at("tokenizers").items()) {
         const TemporaryDirectory folder;
-        json file = read_fixture("trained.json");
+        SortedJson file = read_fixture("trained.json");
         file["pre_tokenizer"] = parts.at("pre_tokenizer");
         write(folder / "tokenizer.json", file.dump());
         std::vector<std::string> patterns = Tokenizer::load(folder.path()).patterns();
@@ -478,7 +478,7 @@ TEST_CASE("a line <|endoftext|> ends a document and is not part of the text") {
     for (const Case& one : cases) {
         const TemporaryDirectory out;
         write(folder / "t.txt", one.text);
-        auto options = options_for({folder / "t.txt"}, out.path());
+        auto options = plain_options({folder / "t.txt"}, out.path());
         options.val_fraction = 0;
         prepare(options, nullptr);
         const Tokenizer tokenizer = Tokenizer::load(out / "tokenizer.json");
@@ -500,7 +500,7 @@ TEST_CASE("validation begins at a line, or between characters where lines are to
             paths.push_back(folder / concat("t", paths.size()));
             write(paths.back(), text);
         }
-        auto options = options_for(paths, out.path());
+        auto options = plain_options(paths, out.path());
         options.train_vocab = 257;  // no merges: nothing becomes a single token
         options.val_fraction = fraction;
         prepare(options, nullptr);
@@ -537,12 +537,12 @@ TEST_CASE("a folder is prepared again in place, and files of others are not touc
     const std::string out = folder / "data";
     write(folder / "a.txt", random_text(60000));
     write(folder / "b.txt", random_text(9000));
-    prepare(options_for({folder / "a.txt"}, out), nullptr);
+    prepare(plain_options({folder / "a.txt"}, out), nullptr);
     REQUIRE(fs::exists(out + "/train_000001.bin"));
     write(out + "/notes.txt", "mine");
 
     // Less data: the shards that are no longer needed are removed.
-    auto options = options_for({folder / "b.txt"}, out);
+    auto options = plain_options({folder / "b.txt"}, out);
     options.shard_tokens = 100000;
     options.val_fraction = 0;
     prepare(options, nullptr);
@@ -552,7 +552,7 @@ TEST_CASE("a folder is prepared again in place, and files of others are not touc
 
     // With the folder's own tokenizer, which stays the same byte for byte.
     const std::string tokenizer_before = read(out + "/tokenizer.json");
-    auto own = options_for({folder / "a.txt"}, out);
+    auto own = plain_options({folder / "a.txt"}, out);
     own.train_vocab = 0;
     own.tokenizer = out;
     prepare(own, nullptr);
@@ -621,9 +621,9 @@ TEST_CASE("a full disk leaves the folder as it was") {
     const std::string out = folder / "data";
     write(folder / "a.txt", random_text(9000));
     write(folder / "large.txt", random_text(900000));
-    prepare(options_for({folder / "a.txt"}, out), nullptr);
+    prepare(plain_options({folder / "a.txt"}, out), nullptr);
     const auto before = contents(out);
-    auto options = options_for({folder / "large.txt"}, out);
+    auto options = plain_options({folder / "large.txt"}, out);
     options.shard_tokens = 1 << 30;
 
     // A limit on the file size makes writes fail as on a full disk.
@@ -662,7 +662,7 @@ TEST_CASE("bad input to prepare is one sentence and makes no folder of shards") 
     write(folder / "tiny.txt", "ab");
     write(folder / "separators.txt", "<|endoftext|>\n<|endoftext|>\n<|endoftext|>\n");
     const auto refused = [&](auto change) {
-        auto options = options_for({folder / "good.txt"}, out);
+        auto options = plain_options({folder / "good.txt"}, out);
         change(options);
         const std::string message = error_of([&] { prepare(options, nullptr); });
         CHECK(!fs::exists(out + "/data.json"));
@@ -681,7 +681,7 @@ TEST_CASE("bad input to prepare is one sentence and makes no folder of shards") 
         CHECK(contains(message, name));
         CHECK(contains(message, advice));
     }
-    prepare(options_for({folder / "good.txt"}, folder / "shards"), nullptr);
+    prepare(plain_options({folder / "good.txt"}, folder / "shards"), nullptr);
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "shards/train_000000.bin"}; }),
                    "is already a token shard"));
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "empty.txt"}; }), "is empty"));

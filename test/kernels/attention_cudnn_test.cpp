@@ -913,13 +913,13 @@ double distance(std::vector<double> from, const std::vector<double>& to) {
 
 /// Attention on a packed tensor [B, S, H + 2·H_kv, D], as in a model; the queries are the last T
 /// rows.
-struct Problem {
+struct TestedCudnn {
     AttentionShape shape;
     Buffer qkv, out, lse, dout, dqkv;
     Tensor sinks = {};
 
-    Problem(AttentionShape s, const std::vector<float>& qkv_values,
-            const std::vector<float>& dout_values)
+    TestedCudnn(AttentionShape s, const std::vector<float>& qkv_values,
+                const std::vector<float>& dout_values)
         : shape(s),
           qkv(s.dtype, {s.B, s.S, s.H + 2 * s.H_kv, s.D}, qkv_values),
           out(s.dtype, {s.B, s.T, s.H, s.D}),
@@ -989,8 +989,8 @@ TEST_CASE("the calls of a backward pass compute what the whole pass computes", "
     shape.D = 8;
     const auto n = static_cast<size_t>(shape.B * shape.T * shape.D);
     const auto heads = static_cast<size_t>(shape.H), key_heads = static_cast<size_t>(H_kv);
-    Problem whole(shape, random_normal(n * (heads + 2 * key_heads), 1.0f),
-                  random_normal(n * heads, 1.0f));
+    TestedCudnn whole(shape, random_normal(n * (heads + 2 * key_heads), 1.0f),
+                      random_normal(n * heads, 1.0f));
     const KernelSettings own{.attention = Wanted::own};
     TestStream stream(attention_scratch_bytes(planning(own, test_device()), shape), own);
     attention_forward(stream, whole.forward());
@@ -1020,8 +1020,9 @@ TEST_CASE("the gradients of sinks after cuDNN's pass have the bits of those afte
         shape.window = static_cast<int>(random_int(0, 2 * shape.T));
         CAPTURE(shape.T, shape.D, shape.window);
         const auto rows = static_cast<size_t>(shape.B * shape.T * shape.D);
-        Problem p(shape, random_normal(rows * static_cast<size_t>(shape.H + 2 * shape.H_kv), 1.0f),
-                  random_normal(rows * static_cast<size_t>(shape.H), 1.0f));
+        TestedCudnn p(shape,
+                      random_normal(rows * static_cast<size_t>(shape.H + 2 * shape.H_kv), 1.0f),
+                      random_normal(rows * static_cast<size_t>(shape.H), 1.0f));
         const Buffer sinks(dtype, {shape.H}, random_normal(static_cast<size_t>(shape.H), 2.0f));
         p.sinks = sinks;
         const KernelSettings settings{.attention = Wanted::own};
@@ -1073,7 +1074,7 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
 
         const std::vector<float> sink_values = random_normal(static_cast<size_t>(shape.H), 2.0f);
         const Buffer sinks(DType::fp32, {shape.H}, sink_values);
-        Problem ours(shape, qkv, dout);
+        TestedCudnn ours(shape, qkv, dout);
         if (with_sinks) ours.sinks = sinks;
         for (size_t i = 0; i < qkv.size(); ++i)  // all rows of keys and values are written
             if (static_cast<int>(i) / shape.D % (shape.H + 2 * shape.H_kv) >= shape.H)
@@ -1099,9 +1100,9 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
         const DeviceUnderTest cpu{Device{}};
         AttentionShape exact_shape = shape;
         exact_shape.dtype = DType::fp32;
-        Problem plain(shape, qkv, dout), exact(exact_shape, qkv, dout);
+        TestedCudnn plain(shape, qkv, dout), exact(exact_shape, qkv, dout);
         const Buffer host_sinks(DType::fp32, {shape.H}, sink_values);
-        for (Problem* p : {&plain, &exact}) {
+        for (TestedCudnn* p : {&plain, &exact}) {
             if (with_sinks) p->sinks = host_sinks;
             TestStream host(attention_scratch_bytes(planning({}, Device{}), p->shape));
             attention_forward(host, p->forward());
@@ -1109,15 +1110,15 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
         }
         // cuDNN rounds the probabilities and the scores' gradient before it multiplies with them,
         // each about as much as the result itself is rounded.
-        const auto check = [&](const char* what, const Buffer Problem::*buffer) {
+        const auto check = [&](const char* what, const Buffer TestedCudnn::*buffer) {
             const std::vector<double> reference = (exact.*buffer).values();
             const double error = distance((ours.*buffer).values(), reference),
                          plain_error = distance((plain.*buffer).values(), reference);
             CAPTURE(what, error, plain_error);
             CHECK(error <= 2.5 * plain_error + 0x1p-8 * size_of_values(reference));
         };
-        check("out", &Problem::out);
-        check("dqkv", &Problem::dqkv);
+        check("out", &TestedCudnn::out);
+        check("dqkv", &TestedCudnn::dqkv);
         CHECK(distance(ours.lse.values(), exact.lse.values()) <= 1e-3);
     }
 }

@@ -195,7 +195,7 @@ std::vector<Placed> place_packed(const Case& c, int T, const std::vector<int>& h
     return parts;
 }
 
-TestStream::TestStream(const AttentionShape& shape)
+AttentionStream::AttentionStream(const AttentionShape& shape)
     : bytes(attention_scratch_bytes(planning(), shape)),
       memory(bytes + guard()),
       stream(test_device()) {
@@ -208,7 +208,7 @@ TestStream::TestStream(const AttentionShape& shape)
     stream.scratch_bytes = bytes;
 }
 
-bool TestStream::within_bounds() const {
+bool AttentionStream::within_bounds() const {
     memory.settle();
     const auto* end = static_cast<const unsigned char*>(memory.data()) + bytes;
     return std::all_of(end, end + guard(), [](unsigned char byte) { return byte == 0xff; });
@@ -258,7 +258,7 @@ Run run(const Case& c, Layout layout, const Request& request) {
         shape.doc_start = static_cast<const int32_t*>(documents.data());
     }
     const bool backward = !c.dout.empty();
-    TestStream scratch(shape);
+    AttentionStream scratch(shape);
     auto qkv = place_qkv(c, layout);
     const Placed out = place_alone(c, shape.T, shape.H, Layout::separate);
     qkv[0].fill(c.q);
@@ -294,7 +294,7 @@ Run run(const Case& c, Layout layout, const Request& request) {
         const auto grads = place_gradients(c, layout, request);
         std::vector<std::vector<unsigned char>> before;
         for (const Placed& g : grads) before.push_back(g.memory->bytes());
-        TestStream fresh(shape);
+        AttentionStream fresh(shape);
         attention_backward(fresh.stream,
                            {shape, qkv[0].view, qkv[1].view, qkv[2].view, out.view, dout.view,
                             lse + guard, grads[0].view, grads[1].view, grads[2].view,

@@ -135,12 +135,12 @@ std::vector<Placed> place_packed(const Case& c, int T, const std::vector<int>& h
 
 /// A stream whose scratch is exactly what the contract asks for, full of NaNs. On CUDA a write
 /// behind it is an error, on the CPU it is found by within_bounds().
-struct TestStream {
+struct AttentionStream {
     size_t bytes;
     TestMemory memory;
     Stream stream;
 
-    explicit TestStream(const AttentionShape& shape);
+    explicit AttentionStream(const AttentionShape& shape);
     bool within_bounds() const;
 
   private:

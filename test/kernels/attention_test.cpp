@@ -555,7 +555,7 @@ TEST_CASE("attention refuses what it cannot compute, in a sentence", "[cuda]") {
     }
     SECTION("a head too large, too little scratch, a missing tensor, fewer keys than queries") {
         AttentionShape shape = c.shape;
-        TestStream scratch(shape);
+        AttentionStream scratch(shape);
         const TestMemory memory(4096 * sizeof(float));
         auto* const x = static_cast<float*>(memory.data());
         const HeadsView view{x, 0, 0, 0};

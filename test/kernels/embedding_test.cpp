@@ -20,7 +20,7 @@ class Integers {
     TestMemory memory_;
 };
 
-struct Problem {
+struct TestedEmbedding {
     int64_t B = random_int(1, 5), T = random_int(1, 40),
             C = random_int(0, 1) ? random_int(1, 300) : 8 * random_int(1, 40);
     int64_t n_ctx = T + random_int(0, 9), vocab = random_int(1, 60),
@@ -28,8 +28,8 @@ struct Problem {
     std::vector<int32_t> tokens, doc_start;
     std::vector<float> w, positions, dout;
 
-    Problem() { fill(); }
-    Problem(int64_t B_, int64_t T_, int64_t C_) : B(B_), T(T_), C(C_) { fill(); }
+    TestedEmbedding() { fill(); }
+    TestedEmbedding(int64_t B_, int64_t T_, int64_t C_) : B(B_), T(T_), C(C_) { fill(); }
 
     void fill() {
         for (int64_t b = 0; b < B; ++b) {
@@ -55,7 +55,7 @@ struct Problem {
 };
 
 /// Runs the backward pass and judges both gradients.
-void check_backward(Accuracy& accuracy, const Problem& p, DType dtype, bool documents,
+void check_backward(Accuracy& accuracy, const TestedEmbedding& p, DType dtype, bool documents,
                     bool accumulate) {
     CAPTURE(name_of(dtype), p.B, p.T, p.C, p.n_ctx, documents, accumulate);
     const Buffer dout(dtype, {p.B, p.T, p.C}, p.dout);
@@ -95,7 +95,7 @@ TEST_CASE("embedding forward adds the token's and the position's row, rounded on
     ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 6; ++repeat) {
-            const Problem p;
+            const TestedEmbedding p;
             const bool documents = repeat % 2 == 1;
             CAPTURE(name_of(dtype), p.B, p.T, p.C, documents);
             const Buffer w(dtype, {p.padded, p.C}, p.w),
@@ -117,7 +117,7 @@ TEST_CASE("embedding forward adds the token's and the position's row, rounded on
 
 TEST_CASE("embedding forward continues at first_position", "[cuda]") {
     ON_EACH_DEVICE();
-    const Problem p;
+    const TestedEmbedding p;
     const Buffer w(DType::fp32, {p.padded, p.C}, p.w),
         positions(DType::fp32, {p.n_ctx, p.C}, p.positions);
     const Buffer whole(DType::fp32, {1, p.T, p.C}), last(DType::fp32, {1, 1, p.C});
@@ -140,7 +140,8 @@ TEST_CASE("embedding backward writes every row of both tables, or adds to what t
     Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 8; ++repeat) {
-            check_backward(accuracy, Problem(), dtype, repeat % 2 == 1, repeat / 2 % 2 == 1);
+            check_backward(accuracy, TestedEmbedding(), dtype, repeat % 2 == 1,
+                           repeat / 2 % 2 == 1);
         }
     }
 }
@@ -152,7 +153,8 @@ TEST_CASE("embedding backward sums tokens that fill the batch, and runs of every
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 6; ++repeat) {
             const int64_t T = random_int(100, 400);
-            Problem p(random_int(3, 6), T, repeat % 2 ? random_int(1, 20) : 8 * random_int(1, 20));
+            TestedEmbedding p(random_int(3, 6), T,
+                              repeat % 2 ? random_int(1, 20) : 8 * random_int(1, 20));
             const int64_t length = std::vector<int64_t>{
                 1 << 20, 31, 32, 33, 64, random_int(1, 200)}[static_cast<size_t>(repeat)];
             int32_t token = 0;
@@ -172,7 +174,7 @@ TEST_CASE("embedding backward sums tokens that fill the batch, and runs of every
 TEST_CASE("embedding backward sorts more tokens than one thread block does", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
-    const Problem p(random_int(3, 5), random_int(6000, 7000), 3);
+    const TestedEmbedding p(random_int(3, 5), random_int(6000, 7000), 3);
     check_backward(accuracy, p, DType::fp32, true, false);
     check_backward(accuracy, p, DType::bf16, false, true);
 }
@@ -180,7 +182,7 @@ TEST_CASE("embedding backward sorts more tokens than one thread block does", "[c
 TEST_CASE("embedding backward adds up a position that every token has", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
-    Problem p(2, random_int(50, 300), 8 * random_int(1, 10));
+    TestedEmbedding p(2, random_int(50, 300), 8 * random_int(1, 10));
     for (size_t row = 0; row < p.doc_start.size(); ++row)
         p.doc_start[row] = static_cast<int32_t>(static_cast<int64_t>(row) % p.T);
     check_backward(accuracy, p, DType::bf16, true, false);
@@ -188,7 +190,7 @@ TEST_CASE("embedding backward adds up a position that every token has", "[cuda]"
 
 TEST_CASE("embedding takes views that begin at any element", "[cuda]") {
     ON_EACH_DEVICE();
-    const Problem p(2, 9, 16);
+    const TestedEmbedding p(2, 9, 16);
     const Integers tokens(p.tokens);
     const auto view = [&](const Buffer& memory, std::initializer_list<int64_t> shape) {
         return Tensor(memory.as<float>() + 1, DType::fp32, shape);
@@ -233,8 +235,8 @@ TEST_CASE("a vocabulary split into parts gives what the whole gives", "[cuda]") 
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16}) {
         for (const int64_t parts : {2, 3, 5}) {
-            Problem p(random_int(1, 5), random_int(1, 60),
-                      random_int(0, 1) ? random_int(1, 50) : 8 * random_int(1, 8));
+            TestedEmbedding p(random_int(1, 5), random_int(1, 60),
+                              random_int(0, 1) ? random_int(1, 50) : 8 * random_int(1, 8));
             if (p.padded < parts) continue;
             const bool documents = random_int(0, 1) == 1, accumulate = random_int(0, 1) == 1;
             CAPTURE(name_of(dtype), parts, p.padded, p.B, p.T, p.C, documents, accumulate);
@@ -298,7 +300,7 @@ TEST_CASE("a vocabulary split into parts gives what the whole gives", "[cuda]") 
 TEST_CASE("embedding on the GPU agrees with the CPU", "[cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda()) return;
-    const Problem p;
+    const TestedEmbedding p;
     const Integers tokens(p.tokens), doc_start(p.doc_start);
     const Buffer dout(DType::bf16, {p.B, p.T, p.C}, p.dout);
     const auto run = [&](Stream& stream) {
@@ -327,7 +329,7 @@ TEST_CASE("embedding backward gives the same bits whatever the number of threads
           "[cuda]") {
     ON_EACH_DEVICE();
     for (int repeat = 0; repeat < 4; ++repeat) {
-        const Problem p;
+        const TestedEmbedding p;
         const Buffer dout(DType::bf16, {p.B, p.T, p.C}, p.dout);
         const Integers tokens(p.tokens), doc_start(p.doc_start);
         check_thread_independence([&] {

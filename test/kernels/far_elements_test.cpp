@@ -160,7 +160,7 @@ Run run_spread(const Case& c, Spread spread, KeyGradients key_gradients) {
     const FarHeads dk = of_keys(sums), dv = of_keys(sums);
     const size_t rows = static_cast<size_t>(shape.B) * shape.H * shape.T;
     const SharedArray<float> lse(rows);
-    attention_problem::TestStream stream(shape);
+    attention_problem::AttentionStream stream(shape);
     attention_forward(stream.stream, {shape, q.view(), k.view(), v.view(), out.view(), lse.data()});
     attention_backward(stream.stream, {shape, q.view(), k.view(), v.view(), out.view(), dout.view(),
                                        lse.data(), dq.view(), dk.view(), dv.view(), key_gradients});

@@ -12,7 +12,7 @@ namespace train_gpt {
 namespace {
 
 /// Candidates on a device whose speed changes while it works.
-struct Device {
+struct TimedDevice {
     std::vector<double> seconds;  // of a run at the start; infinity: cannot run
     double drift = 0;             // by how much a run becomes slower in each second
     std::vector<int> runs = std::vector<int>(seconds.size());
@@ -41,7 +41,7 @@ TEST_CASE("the fastest candidate is found while the clock slows down or speeds u
     for (int i = 0; i < 200; ++i) {
         const auto count = static_cast<size_t>(random_int(1, 32));
         const double least = random_seconds(5e-6, 2e-3);
-        Device device{.seconds = {}};
+        TimedDevice device{.seconds = {}};
         for (size_t k = 0; k < count; ++k)
             device.seconds.push_back(random_seconds(1.03, 2.0) * least);
         const auto best = static_cast<size_t>(random_int(0, static_cast<int64_t>(count) - 1));
@@ -59,20 +59,20 @@ TEST_CASE("candidates that cannot run are not chosen", "[fastest]") {
     for (int i = 0; i < 50; ++i) {
         const auto count = static_cast<size_t>(random_int(1, 20));
         std::vector<double> seconds(count, never);
-        CHECK(Device{.seconds = seconds}.fastest() == count);
+        CHECK(TimedDevice{.seconds = seconds}.fastest() == count);
         const auto only = static_cast<size_t>(random_int(0, static_cast<int64_t>(count) - 1));
         seconds[only] = 1e-4;
-        CHECK(Device{.seconds = seconds}.fastest() == only);
+        CHECK(TimedDevice{.seconds = seconds}.fastest() == only);
     }
-    CHECK(Device{}.fastest() == 0);
+    CHECK(TimedDevice{}.fastest() == 0);
 }
 
 TEST_CASE("the time that a choice takes is bounded", "[fastest]") {
-    Device slow{.seconds = std::vector<double>(32, 0.1)};
+    TimedDevice slow{.seconds = std::vector<double>(32, 0.1)};
     slow.fastest();
     CHECK(std::ranges::count(slow.runs, 0) == 28);
     CHECK(*std::ranges::max_element(slow.runs) == 4);  // once untimed, twice, and one turn
-    Device quick{.seconds = std::vector<double>(32, 1e-5)};
+    TimedDevice quick{.seconds = std::vector<double>(32, 1e-5)};
     quick.fastest();
     CHECK(std::ranges::count(quick.runs, 0) == 0);
     CHECK(quick.now < 0.1);

@@ -21,11 +21,11 @@ using namespace train_gpt;
 
 namespace {
 
-/// Codes [rows, cols] and their transpose, with everything that a cast writes.
-struct Codes {
+/// CastCodes [rows, cols] and their transpose, with everything that a cast writes.
+struct CastCodes {
     Buffer codes, transposed, inverse, amax, scale;
 
-    Codes(int64_t rows, int64_t cols, float scale_, float amax_before)
+    CastCodes(int64_t rows, int64_t cols, float scale_, float amax_before)
         : codes(DType::uint8, {rows, cols}),
           transposed(DType::uint8, {cols, rows}),
           inverse(DType::fp32, {1}),
@@ -52,7 +52,7 @@ struct Codes {
                            .x = x,
                            .scaling = scaling()});
     }
-    void check_equal(const Codes& expected, bool with_codes, bool with_transpose) const {
+    void check_equal(const CastCodes& expected, bool with_codes, bool with_transpose) const {
         if (with_codes) CHECK((codes.bytes() == expected.codes.bytes()));
         if (with_transpose) CHECK((transposed.bytes() == expected.transposed.bytes()));
         CHECK(inverse.bytes() == expected.inverse.bytes());
@@ -75,7 +75,7 @@ void check_rounded(DType dtype, int64_t rows, int64_t cols,
     const Buffer values(dtype, {rows, cols});
     TestStream stream;
     compute(stream, values, {});
-    const Codes expected(rows, cols, scale, before), found(rows, cols, scale, before);
+    const CastCodes expected(rows, cols, scale, before), found(rows, cols, scale, before);
     expected.round(values);
     const std::string poison = values.bytes();
     compute(stream, values, found.output(with_codes, with_transpose));
@@ -95,7 +95,7 @@ std::vector<float> contents(int64_t n, float stddev) {
 
 int64_t sixteens(int64_t most) { return 16 * random_int(1, most); }
 
-constexpr DType dtypes[] = {DType::fp32, DType::bf16};
+constexpr DType rounded_dtypes[] = {DType::fp32, DType::bf16};
 
 }  // namespace
 
@@ -133,7 +133,7 @@ TEST_CASE("a norm that rounds its result gives the bits of a norm and a cast",
           "[fp8][norm][cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda()) return;
-    for (const DType dtype : dtypes)
+    for (const DType dtype : rounded_dtypes)
         for (int i = 0; i < (device_is_simulated() ? 3 : 8); ++i) {
             const int64_t M = sixteens(6), C = i == 0 ? (dtype == DType::bf16 ? 2048 : 1024)
                                                       : sixteens(device_is_simulated() ? 30 : 64);
@@ -155,7 +155,7 @@ TEST_CASE("a norm of long rows that rounds its result gives the bits of a norm a
           "[fp8][norm][cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda()) return;
-    for (const DType dtype : dtypes) {
+    for (const DType dtype : rounded_dtypes) {
         // The shortest and the longest; in between, blocks take 32, 16 or 8 rows at a time.
         std::vector<int64_t> widths{dtype == DType::bf16 ? 2064 : 1040, 16384};
         for (int i = 0; i < (device_is_simulated() ? 2 : 12); ++i)
@@ -176,7 +176,7 @@ TEST_CASE("SwiGLU that rounds its result gives the bits of SwiGLU and a cast",
           "[fp8][swiglu][cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda()) return;
-    for (const DType dtype : dtypes)
+    for (const DType dtype : rounded_dtypes)
         for (int i = 0; i < (device_is_simulated() ? 3 : 8); ++i) {
             const int64_t M = sixteens(9), F = i == 0 ? random_int(1, 150) : sixteens(12);
             const bool clamped = random_int(0, 1) == 1;
@@ -195,7 +195,7 @@ TEST_CASE("SwiGLU that rounds its result gives the bits of SwiGLU and a cast",
 TEST_CASE("GELU that rounds its result gives the bits of GELU and a cast", "[fp8][gelu][cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda()) return;
-    for (const DType dtype : dtypes)
+    for (const DType dtype : rounded_dtypes)
         for (int i = 0; i < (device_is_simulated() ? 3 : 8); ++i) {
             const int64_t M = sixteens(9), F = i == 0 ? random_int(1, 150) : sixteens(12);
             const Buffer x(dtype, {M, F}, contents(M * F, 3));
@@ -211,7 +211,7 @@ TEST_CASE("GELU that rounds its result gives the bits of GELU and a cast", "[fp8
 TEST_CASE("ReLU² that rounds its result gives the bits of ReLU² and a cast", "[fp8][relu][cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda()) return;
-    for (const DType dtype : dtypes)
+    for (const DType dtype : rounded_dtypes)
         for (int i = 0; i < (device_is_simulated() ? 3 : 8); ++i) {
             const int64_t M = sixteens(9), F = i == 0 ? random_int(1, 150) : sixteens(12);
             const Buffer x(dtype, {M, F}, contents(M * F, 3));
@@ -279,12 +279,12 @@ TEST_CASE("bytes: casts to fp8", "[.]") {
     };
     const auto x = numbers(M, C), gate_up = numbers(M, 2 * C), w = numbers(1, C), b = numbers(1, C);
     const Buffer stats(DType::fp32, {M, 2}), out(dtype, {M, C});
-    const Codes of_cast(M, C, 100, 0), of_current(M, C, 0, 0), of_norm(M, C, 100, 0),
+    const CastCodes of_cast(M, C, 100, 0), of_current(M, C, 0, 0), of_norm(M, C, 100, 0),
         of_long_norm(M, long_row, 100, 0), of_swiglu(M, C, 100, 0), of_gelu(M, C, 100, 0),
         of_relu(M, C, 100, 0);
     TestStream stream(fp8_round_scratch_bytes(planning({})));
     for (const bool delayed : {true, false}) {
-        const Codes& to = delayed ? of_cast : of_current;
+        const CastCodes& to = delayed ? of_cast : of_current;
         fp8_round(stream, {.codes = to.codes,
                            .transposed = to.transposed,
                            .inverse = to.inverse.as<float>(),
@@ -325,7 +325,7 @@ TEST_CASE("bytes: casts of experts to fp8", "[.]") {
     };
     const Buffer dy = numbers(byte_rows, byte_cols),
                  w = numbers(experts * expert_rows, expert_cols);
-    const Codes of_dy(byte_rows, byte_cols, 100, 0),
+    const CastCodes of_dy(byte_rows, byte_cols, 100, 0),
         of_w(experts * expert_rows, expert_cols, 100, 0);
     SharedArray<int32_t> count(1);
     count.data()[0] = static_cast<int32_t>(rows_of_experts);

@@ -51,7 +51,7 @@ std::vector<float> random_contents(size_t n, bool any) {
     return values;
 }
 
-struct Case {
+struct Fp8Case {
     int64_t rows, cols;
     DType dtype;
     Fp8Format format;
@@ -60,7 +60,7 @@ struct Case {
 /// GPUs have other code for multiples of 16.
 int64_t random_size() { return random_int(0, 1) ? 16 * random_int(1, 12) : random_int(1, 200); }
 
-Case random_case() {
+Fp8Case random_case() {
     return {random_size(), random_size(), random_int(0, 1) ? DType::bf16 : DType::fp32,
             formats[static_cast<size_t>(random_int(0, 1))]};
 }
@@ -70,7 +70,7 @@ struct Result {
     float inverse, amax;
 };
 
-Result round(const Case& c, const Buffer& x, const float* scale, float amax_before,
+Result round(const Fp8Case& c, const Buffer& x, const float* scale, float amax_before,
              bool is_set = false) {
     Buffer codes(DType::uint8, {c.rows, c.cols}), transposed(DType::uint8, {c.cols, c.rows}),
         inverse(DType::fp32, {1}), amax(DType::fp32, {1}, {amax_before}),
@@ -112,7 +112,7 @@ TEST_CASE("fp8 codes are the nearest of a format's numbers, with ties to even", 
 TEST_CASE("fp8_round rounds a tensor and its transpose with the scale it is given", "[fp8][cuda]") {
     ON_EACH_DEVICE();
     for (int i = 0; i < 12; ++i) {
-        const Case c = random_case();
+        const Fp8Case c = random_case();
         CAPTURE(c.rows, c.cols, name_of(c.dtype), fp8_reference::name_of(c.format));
         const Buffer x(c.dtype, {c.rows, c.cols},
                        random_contents(static_cast<size_t>(c.rows * c.cols), i % 2 == 0));
@@ -144,7 +144,7 @@ TEST_CASE("a finite number that a scale makes too large for fp32 becomes the lar
     for (const Fp8Format format : formats)
         for (const DType dtype : {DType::fp32, DType::bf16})
             for (const int64_t cols : {1, 7, 48}) {  // alone, and in pairs
-                const Case c{16, cols, dtype, format};
+                const Fp8Case c{16, cols, dtype, format};
                 CAPTURE(name_of(format), train_gpt::name_of(dtype), cols);
                 std::vector<float> contents;
                 for (int64_t i = 0; i < c.rows * cols; ++i)
@@ -184,7 +184,7 @@ TEST_CASE("without a scale fp8_round brings a tensor's largest magnitude to the 
           "[fp8][cuda]") {
     ON_EACH_DEVICE();
     for (int i = 0; i < 12; ++i) {
-        const Case c = random_case();
+        const Fp8Case c = random_case();
         CAPTURE(c.rows, c.cols, train_gpt::name_of(c.dtype), fp8_reference::name_of(c.format));
         const Buffer x(c.dtype, {c.rows, c.cols},
                        random_contents(static_cast<size_t>(c.rows * c.cols), false));
@@ -210,7 +210,7 @@ TEST_CASE("without a scale fp8_round brings a tensor's largest magnitude to the 
 TEST_CASE("fp8_round reads and writes only the rows that there are", "[fp8][cuda]") {
     ON_EACH_DEVICE();
     for (int i = 0; i < 8; ++i) {
-        const Case c = random_case();
+        const Fp8Case c = random_case();
         const int64_t rows = random_int(0, c.rows);
         CAPTURE(c.rows, rows, c.cols, train_gpt::name_of(c.dtype), name_of(c.format));
         std::vector<float> contents = random_contents(static_cast<size_t>(c.rows * c.cols), false);

@@ -22,7 +22,7 @@ using fp8_reference::rounded;
 namespace {
 
 /// All ways to multiply matrices; on a GPU, all kernels for experts.
-void for_each_product(const std::function<void(const KernelSettings&)>& check) {
+void for_each_fp8_product(const std::function<void(const KernelSettings&)>& check) {
     using Grouped = KernelSettings::Grouped;
     if (!test_device().is_cuda()) return linear_problem::for_each_product(check);
     for (const Grouped grouped : {Grouped::own, Grouped::wgmma}) {
@@ -40,15 +40,15 @@ float largest_of(const Values& x) {
     return static_cast<float>(largest);
 }
 
-struct Extent {
+struct GroupedFp8Extent {
     std::vector<int64_t> counts;
     int64_t N, K;
 };
 
 /// Some experts have no rows, but not all.
-Extent random_extent() {
+GroupedFp8Extent random_extent() {
     const auto width = [] { return 16 * random_int(1, device_is_simulated() ? 9 : 20); };
-    Extent extent{{}, width(), width()};
+    GroupedFp8Extent extent{{}, width(), width()};
     for (int64_t e = random_int(1, 5); e > 0; --e)
         extent.counts.push_back(random_int(0, 3) ? random_int(0, 170) : random_int(0, 1));
     if (std::ranges::count(extent.counts, 0) == std::ssize(extent.counts)) extent.counts.back() = 1;
@@ -57,7 +57,7 @@ Extent random_extent() {
 
 /// Experts, and rows at the end that no expert has, which are NaN. Half of the layers gather their
 /// rows from tokens.
-struct Layer {
+struct ExpertLayer {
     DType dtype;
     int64_t E, R, more, N, K;
     bool gathers, given;
@@ -68,7 +68,7 @@ struct Layer {
     Buffer scales, amax;
     ProductScales products;
 
-    explicit Layer(DType dtype_, const Extent& extent = random_extent())
+    explicit ExpertLayer(DType dtype_, const GroupedFp8Extent& extent = random_extent())
         : dtype(dtype_),
           E(std::ssize(extent.counts)),
           R(std::accumulate(extent.counts.begin(), extent.counts.end(), int64_t{0})),
@@ -178,13 +178,13 @@ struct Layer {
     }
 };
 
-void for_each_layer(const std::function<void(const Layer&, const KernelSettings&)>& check) {
+void for_each_layer(const std::function<void(const ExpertLayer&, const KernelSettings&)>& check) {
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (int i = 0; i < (device_is_simulated() ? 3 : 6); ++i) {
-            const Layer layer(dtype);
+            const ExpertLayer layer(dtype);
             CAPTURE(name_of(dtype), layer.E, layer.R, layer.more, layer.N, layer.K, layer.gathers,
                     layer.given);
-            for_each_product([&](KernelSettings settings) {
+            for_each_fp8_product([&](KernelSettings settings) {
                 settings.fp8 = true;
                 check(layer, settings);
             });
@@ -205,7 +205,7 @@ TEST_CASE("products of experts in fp8 multiply rounded operands, whatever rows t
           "[fp8][cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
-    for_each_layer([&](const Layer& l, const KernelSettings& settings) {
+    for_each_layer([&](const ExpertLayer& l, const KernelSettings& settings) {
         const Buffer out(l.dtype, {l.R + l.more, l.N}), dx(l.dtype, {l.R + l.more, l.K});
         TestStream stream(l.scratch(settings), settings);
         l.forward(stream, out, l.w, {});
@@ -230,14 +230,15 @@ TEST_CASE("products of experts in fp8 over many slices and rows give the same bi
     if (!test_device().is_cuda()) return;
     Accuracy accuracy;
     // Slices of 128 codes and a part of one; more rows of an expert than a band of tiles has.
-    for (const Extent& extent :
-         {Extent{{random_int(1, 40), 0, 3}, 48, 7 * 128 + 16},
-          Extent{{random_int(1, 40), 0, 3}, 7 * 128 + 16, 48}, Extent{{2100, 1, 0}, 272, 16}})
+    for (const GroupedFp8Extent& extent :
+         {GroupedFp8Extent{{random_int(1, 40), 0, 3}, 48, 7 * 128 + 16},
+          GroupedFp8Extent{{random_int(1, 40), 0, 3}, 7 * 128 + 16, 48},
+          GroupedFp8Extent{{2100, 1, 0}, 272, 16}})
         for (const DType dtype : {DType::fp32, DType::bf16}) {
-            const Layer l(dtype, extent);
+            const ExpertLayer l(dtype, extent);
             CAPTURE(name_of(dtype), l.R, l.N, l.K, l.gathers, l.given);
             const GroupedProblem problem = l.problem();
-            for_each_product([&](KernelSettings settings) {
+            for_each_fp8_product([&](KernelSettings settings) {
                 settings.fp8 = true;
                 TestStream stream(l.scratch(settings), settings);
                 const auto results = [&] {
@@ -272,12 +273,13 @@ TEST_CASE("deep products of experts in fp8 are as exact as their slices' sums", 
     const int64_t deep = 128 * random_int(25, 32) + 16 * random_int(0, 7), narrow = 48;
     const int64_t cut_off = fp8_reference::cut_off_of_positive_slices();
     for (const bool forward : {true, false}) {
-        Layer l(DType::fp32,
-                {{random_int(1, 40), 0, 3}, forward ? narrow : deep, forward ? deep : narrow});
+        ExpertLayer l(
+            DType::fp32,
+            {{random_int(1, 40), 0, 3}, forward ? narrow : deep, forward ? deep : narrow});
         l.make_positive();
         CAPTURE(forward, deep, l.R, l.gathers, l.given);
         const GroupedProblem problem = l.problem();
-        for_each_product([&](KernelSettings settings) {
+        for_each_fp8_product([&](KernelSettings settings) {
             settings.fp8 = true;
             TestStream stream(l.scratch(settings), settings);
             const Buffer result(l.dtype, {l.R + l.more, narrow});
@@ -300,7 +302,7 @@ TEST_CASE("deep products of experts in fp8 are as exact as their slices' sums", 
 TEST_CASE("experts' products in fp8 that are not timed go to the kernel for sm_90", "[fp8][cuda]") {
     ON_EACH_DEVICE();
     if (!has_wgmma(test_device())) return;
-    const Layer l(random_int(0, 1) ? DType::fp32 : DType::bf16);
+    const ExpertLayer l(random_int(0, 1) ? DType::fp32 : DType::bf16);
     for (const bool forward : {true, false}) {
         CAPTURE(forward, l.gathers);
         const Buffer result(l.dtype, {l.R + l.more, forward ? l.N : l.K});
@@ -320,7 +322,7 @@ TEST_CASE(
     "rounds",
     "[fp8][cuda]") {
     ON_EACH_DEVICE();
-    for_each_layer([](const Layer& l, const KernelSettings& settings) {
+    for_each_layer([](const ExpertLayer& l, const KernelSettings& settings) {
         const bool gpu = test_device().is_cuda();
         const int64_t rows = l.E * l.N;
         const Buffer codes(gpu ? DType::uint8 : l.dtype, {rows, l.K}),

@@ -21,7 +21,7 @@ namespace {
 using linear_problem::cut_off_sums;
 /// All ways to multiply matrices, and on the CPU the one that is chosen by itself, which may be one
 /// that linear layers do not have (panel_products.h).
-void for_each_product(const std::function<void(const KernelSettings&)>& check) {
+void for_each_grouped_product(const std::function<void(const KernelSettings&)>& check) {
     if (test_device().is_cuda()) {
         for (const auto grouped : {KernelSettings::Grouped::own, KernelSettings::Grouped::wgmma}) {
             if (grouped == KernelSettings::Grouped::wgmma && !has_wgmma(test_device())) continue;
@@ -172,13 +172,13 @@ struct Experts {
     }
 };
 
-struct Extent {
+struct GroupedExtent {
     std::vector<int64_t> counts;
     int64_t N, K;
 };
 
 /// Counts around the tiles, idle experts, one expert that has most rows, many experts with few.
-std::vector<Extent> extents() {
+std::vector<GroupedExtent> extents() {
     std::vector<int64_t> few(32);
     for (int64_t& count : few) count = random_int(0, 3);
     few[5] = 1;
@@ -197,12 +197,12 @@ std::vector<Extent> extents() {
                 {few, 16, 72},
                 {random_counts(3, 90), random_int(1, 70), random_int(1, 70)},
                 {random_counts(3, 90), 8 * random_int(1, 20), 8 * random_int(1, 20)}};
-    std::vector<Extent> result{{{1}, 1, 1},
-                               {{0, 3, 0}, 8, 16},
-                               {{65, 0, 129, 127, 128, 0}, 72, 200},
-                               {{0, 0, 1300, 7}, 136, 64},
-                               {{390, 800}, 24, 650},
-                               {few, 64, 72}};
+    std::vector<GroupedExtent> result{{{1}, 1, 1},
+                                      {{0, 3, 0}, 8, 16},
+                                      {{65, 0, 129, 127, 128, 0}, 72, 200},
+                                      {{0, 0, 1300, 7}, 136, 64},
+                                      {{390, 800}, 24, 650},
+                                      {few, 64, 72}};
     for (int i = 0; i < 3; ++i) {
         result.push_back(
             {random_counts(random_int(1, 9), 200), random_int(1, 150), random_int(1, 150)});
@@ -214,7 +214,7 @@ std::vector<Extent> extents() {
 
 void for_each_layer(const std::function<void(const Experts&)>& check) {
     bool gathers = random_int(0, 1) == 1;
-    for (const Extent& e : extents()) {
+    for (const GroupedExtent& e : extents()) {
         for (const DType dtype : {DType::fp32, DType::bf16}) {
             const Experts layer(dtype, e.counts, e.N, e.K, gathers);
             CAPTURE(name_of(dtype), layer.E, layer.R, e.N, e.K, gathers);
@@ -232,7 +232,7 @@ TEST_CASE("grouped_linear_forward matches float64 whatever rows the experts have
     for_each_layer([&](const Experts& layer) {
         const Values exact = layer.problem().product<double>(GemmOp::nt),
                      plain = layer.problem().product<float>(GemmOp::nt);
-        for_each_product([&](const KernelSettings& settings) {
+        for_each_grouped_product([&](const KernelSettings& settings) {
             for (const bool bias : {false, true}) {
                 const auto with = [&](const Values& v) { return bias ? layer.with_bias(v) : v; };
                 accuracy.check(bias ? "out with bias" : "out", layer.dtype,
@@ -249,12 +249,12 @@ TEST_CASE("every kernel for grouped products on sm_90 takes every width, and giv
     if (!has_wgmma(test_device())) return;
     // More rows of an expert than a band of tiles has, and more columns than any tile; fewer
     // columns than the narrowest tile.
-    const std::vector<Extent> extents{{{2100, 1, 0}, 264, 16},
-                                      {{random_int(1, 150), 0, random_int(1, 150)},
-                                       8 * random_int(1, 16),
-                                       8 * random_int(17, 40)}};
+    const std::vector<GroupedExtent> extents{{{2100, 1, 0}, 264, 16},
+                                             {{random_int(1, 150), 0, random_int(1, 150)},
+                                              8 * random_int(1, 16),
+                                              8 * random_int(17, 40)}};
     Accuracy accuracy;
-    for (const Extent& e : extents)
+    for (const GroupedExtent& e : extents)
         for (const char* way : {"mma", "wgmma_128", "wgmma_256"})
             for (const bool gathers : {false, true}) {
                 CAPTURE(way, gathers, e.counts, e.N, e.K);
@@ -315,7 +315,7 @@ TEST_CASE("grouped products touch no row that belongs to no expert", "[cuda]") {
             expected.resize(static_cast<size_t>(result.tensor().numel()), 7);
             CHECK(result.values() == expected);
         };
-        for_each_product([&](const KernelSettings& settings) {
+        for_each_grouped_product([&](const KernelSettings& settings) {
             TestStream stream(
                 grouped_linear_scratch_bytes(planning(settings), {layer.dtype, layer.E, R, N, K}),
                 settings);
@@ -353,7 +353,7 @@ TEST_CASE("grouped_linear_backward_input matches float64 whatever rows the exper
     for_each_layer([&](const Experts& layer) {
         const Values exact = layer.problem().product<double>(GemmOp::nn),
                      plain = layer.problem().product<float>(GemmOp::nn);
-        for_each_product([&](const KernelSettings& settings) {
+        for_each_grouped_product([&](const KernelSettings& settings) {
             accuracy.check("dx", layer.dtype, layer.backward_input(settings)->values(),
                            stored_as(layer.dtype, plain), exact);
         });
@@ -369,7 +369,7 @@ TEST_CASE("grouped_linear_backward_weight matches float64, and clears what idle 
                      plain = layer.problem().product<float>(GemmOp::tn),
                      exact_sums = layer.column_sums<double>(),
                      plain_sums = layer.column_sums<float>();
-        for_each_product([&](const KernelSettings& settings) {
+        for_each_grouped_product([&](const KernelSettings& settings) {
             for (const bool accumulate : {false, true}) {
                 Buffer dw(DType::fp32, {layer.E, layer.N, layer.K}),
                     dbias(DType::fp32, {layer.E, layer.N});

@@ -36,7 +36,7 @@ std::vector<int32_t> random_targets(int64_t R, int64_t V) {
     return targets;
 }
 
-struct Problem {
+struct TestedHeadLoss {
     DType dtype;
     int64_t R, C, V, Vp;
     Buffer x, w;
@@ -55,10 +55,10 @@ struct Problem {
         values.resize(static_cast<size_t>(Vp * C));
         return values;
     }
-    explicit Problem(DType dtype_)
-        : Problem(dtype_, random_int(1, 40), random_int(1, 70), random_int(2, 300),
-                  random_int(0, 70)) {}
-    Problem(DType dtype_, int64_t R_, int64_t C_, int64_t V_, int64_t padding)
+    explicit TestedHeadLoss(DType dtype_)
+        : TestedHeadLoss(dtype_, random_int(1, 40), random_int(1, 70), random_int(2, 300),
+                         random_int(0, 70)) {}
+    TestedHeadLoss(DType dtype_, int64_t R_, int64_t C_, int64_t V_, int64_t padding)
         : dtype(dtype_),
           R(R_),
           C(C_),
@@ -72,7 +72,7 @@ struct Problem {
 
 /// The formulas of head_loss.h in Real; with `store`, stored values are rounded to the dtype.
 template <class Real>
-HeadLossReference textbook(const Problem& p, bool store) {
+HeadLossReference textbook(const TestedHeadLoss& p, bool store) {
     return head_loss_reference<Real>({.R = p.R,
                                       .C = p.C,
                                       .V = p.V,
@@ -86,11 +86,11 @@ HeadLossReference textbook(const Problem& p, bool store) {
 
 struct Outputs {
     Buffer losses, dx, dw;
-    explicit Outputs(const Problem& p)
+    explicit Outputs(const TestedHeadLoss& p)
         : losses(DType::fp32, {p.R}), dx(p.dtype, {p.R, p.C}), dw(DType::fp32, {p.Vp, p.C}) {}
 };
 
-void run(const Problem& p, const Outputs& out, int64_t chunk, bool backward,
+void run(const TestedHeadLoss& p, const Outputs& out, int64_t chunk, bool backward,
          bool accumulate = false) {
     const Buffer logits(p.dtype, {chunk, p.Vp});
     TestStream stream(head_loss_scratch_bytes(planning(), p.dtype, chunk, p.Vp, p.C));
@@ -147,7 +147,7 @@ TEST_CASE("head_loss gives the losses and gradients of the formula in float64", 
     for (DType dtype : {DType::fp32, DType::bf16}) {
         Accuracy accuracy;
         for (int repeat = 0; repeat < 8; ++repeat) {
-            const Problem p(dtype);
+            const TestedHeadLoss p(dtype);
             CAPTURE(name_of(dtype), p.R, p.C, p.V, p.Vp, p.softcap);
             const Outputs out(p);
             run(p, out, p.R, true);
@@ -179,7 +179,7 @@ TEST_CASE("head_loss in chunks of rows equals head_loss in one piece", "[cuda]")
     for (DType dtype : {DType::fp32, DType::bf16}) {
         Accuracy accuracy;
         for (int repeat = 0; repeat < 4; ++repeat) {
-            const Problem p(dtype);
+            const TestedHeadLoss p(dtype);
             const int64_t chunk = random_int(1, p.R);
             CAPTURE(name_of(dtype), p.R, p.C, p.V, p.Vp, chunk);
             const Outputs whole(p), pieces(p);
@@ -197,7 +197,7 @@ TEST_CASE("head_loss in chunks of rows equals head_loss in one piece", "[cuda]")
 TEST_CASE("head_loss accumulates the weight gradient over all chunks when the sink says so",
           "[cuda]") {
     ON_EACH_DEVICE();
-    const Problem p(DType::fp32);
+    const TestedHeadLoss p(DType::fp32);
     const Outputs once(p), twice(p);
     run(p, once, p.R, true);
     run(p, twice, random_int(1, p.R), true, false);
@@ -218,7 +218,7 @@ TEST_CASE("head_loss for evaluation gives the losses of training and touches no 
           "[cuda]") {
     ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
-        const Problem p(dtype);
+        const TestedHeadLoss p(dtype);
         const Outputs training(p), evaluation(p);
         const std::string dx = evaluation.dx.bytes(), dw = evaluation.dw.bytes();
         run(p, training, p.R, true);
@@ -231,7 +231,7 @@ TEST_CASE("head_loss for evaluation gives the losses of training and touches no 
 
 TEST_CASE("head_loss matches the numerical gradient along random directions", "[cuda]") {
     ON_EACH_DEVICE();
-    Problem p(DType::fp32);
+    TestedHeadLoss p(DType::fp32);
     p.z_loss = 0;  // losses are without it
     const Outputs out(p);
     run(p, out, p.R, true);
@@ -349,11 +349,11 @@ namespace {
 
 /// Entries [first, first + V) of a problem's vocabulary, with padding of their own.
 struct Part {
-    const Problem& whole;
+    const TestedHeadLoss& whole;
     int64_t first, V, Vp;
     Buffer w, dw, dx, losses;
 
-    Part(const Problem& p, int64_t first_, int64_t V_, int64_t padding)
+    Part(const TestedHeadLoss& p, int64_t first_, int64_t V_, int64_t padding)
         : whole(p),
           first(first_),
           V(V_),
@@ -363,7 +363,7 @@ struct Part {
           dx(p.dtype, {p.R, p.C}),
           losses(DType::fp32, {p.R}) {}
 
-    std::vector<float> rows_of(const Problem& p) const {
+    std::vector<float> rows_of(const TestedHeadLoss& p) const {
         const Values all = p.w.values();
         std::vector<float> rows(all.begin() + first * p.C, all.begin() + (first + V) * p.C);
         rows.resize(static_cast<size_t>(Vp * p.C));
@@ -398,7 +398,8 @@ TEST_CASE("parts of a vocabulary that combine their statistics give the whole's 
     for (DType dtype : {DType::fp32, DType::bf16}) {
         Accuracy accuracy;
         for (const int64_t n : {2, 3, 5}) {
-            const Problem p(dtype, random_int(1, 40), random_int(1, 70), random_int(n, 300), 0);
+            const TestedHeadLoss p(dtype, random_int(1, 40), random_int(1, 70), random_int(n, 300),
+                                   0);
             const int64_t chunk = random_int(1, p.R);
             CAPTURE(name_of(dtype), n, p.R, p.C, p.V, chunk, p.softcap);
             std::list<Part> parts;
@@ -492,7 +493,7 @@ TEST_CASE("head_loss is right wherever in a row the largest logits are, at any m
             // With x = ±1, rows of logits rise and fall. On a GPU, more than 116000 columns in bf16
             // are shared by a cluster of blocks.
             for (int64_t V : {random_int(2000, 60000), random_int(120000, 130000)}) {
-                Problem p(dtype, 4, 1, V, random_int(0, 8));
+                TestedHeadLoss p(dtype, 4, 1, V, random_int(0, 8));
                 // Where tanh is nearly 1, its derivative 1 − tanh² has few digits left.
                 if (p.softcap > 0) p.softcap = scale > 60 ? 0 : std::max(p.softcap, scale);
                 for (size_t row = 0; row < 4; ++row) p.x.set(row, row % 2 == 0 ? 1.0f : -1.0f);
@@ -558,7 +559,7 @@ TEST_CASE("head_logits are the products with the vocabulary, without its padding
     const float softcap = GENERATE(0.0f, 6.0f);
     for (DType dtype : {DType::fp32, DType::bf16}) {
         Accuracy accuracy;
-        Problem p(dtype);
+        TestedHeadLoss p(dtype);
         p.softcap = softcap;
         const Buffer out(DType::fp32, {p.R, p.V}), scratch(dtype, {p.R, p.Vp});
         TestStream stream(head_loss_scratch_bytes(planning(), dtype, p.R, p.Vp, p.C));
@@ -665,7 +666,7 @@ TEST_CASE("head_loss takes vocabularies of any size, with rows that begin anywhe
           Case{DType::bf16, 120001, 5}, Case{DType::bf16, 128256, 0}, Case{DType::fp32, 50257, 1},
           Case{DType::fp32, 65537, 2}, Case{DType::fp32, random_int(116225, 464896), 3},
           Case{DType::fp32, 470001, 4}}) {
-        const Problem p(dtype, random_int(3, 6), 3, V, padding);
+        const TestedHeadLoss p(dtype, random_int(3, 6), 3, V, padding);
         CAPTURE(name_of(dtype), p.R, p.V, p.Vp);
         const Outputs training(p), evaluation(p);
         const int64_t rows = random_int(1, p.R);  // cuBLASLt's algorithm depends on it
@@ -690,7 +691,7 @@ TEST_CASE(
     constexpr float infinity = std::numeric_limits<float>::infinity();
     for (DType dtype : {DType::fp32, DType::bf16})
         for (float special : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity}) {
-            Problem p(dtype, 3, 1, 20, 4);
+            TestedHeadLoss p(dtype, 3, 1, 20, 4);
             // Row 1 of the logits is special·w.
             for (size_t row = 0; row < 3; ++row) p.x.set(row, row == 1 ? special : 0.5f);
             for (size_t j = 0; j < 20; ++j) p.w.set(j, 1.0f);
@@ -724,7 +725,7 @@ TEST_CASE("a capped logit of −∞ has no probability and no gradient", "[cuda]
     ON_EACH_DEVICE();
     constexpr float infinity = std::numeric_limits<float>::infinity();
     for (DType dtype : {DType::fp32, DType::bf16}) {
-        Problem p(dtype, 1, 1, 20, random_int(0, 9));
+        TestedHeadLoss p(dtype, 1, 1, 20, random_int(0, 9));
         p.x.set(0, 1.0f);
         for (size_t j = 0; j < 20; ++j) p.w.set(j, j == 7 ? -infinity : 1.0f);
         const Targets targets({3});
@@ -751,8 +752,8 @@ TEST_CASE("head_loss on a GPU is as accurate as on the CPU", "[cuda]") {
     if (!test_device().is_cuda()) return;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         Accuracy accuracy;
-        const Problem p(dtype, random_int(24, 40), random_int(1, 70), random_int(2, 300),
-                        random_int(0, 70));
+        const TestedHeadLoss p(dtype, random_int(24, 40), random_int(1, 70), random_int(2, 300),
+                               random_int(0, 70));
         CAPTURE(name_of(dtype), p.R, p.C, p.V, p.Vp);
         const Outputs ours(p), cpu(p);
         run(p, ours, p.R, true);

@@ -8,7 +8,7 @@ namespace train_gpt {
 
 namespace {
 
-struct Problem {
+struct TestedNorm {
     DType dtype;
     int64_t M, C;
     Buffer x, w, b, dy, dres;
@@ -22,7 +22,7 @@ struct Problem {
         for (float& value : values) value += centre;
         return values;
     }
-    Problem(DType dtype_, int64_t M_, int64_t C_)
+    TestedNorm(DType dtype_, int64_t M_, int64_t C_)
         : dtype(dtype_),
           M(M_),
           C(C_),
@@ -35,7 +35,7 @@ struct Problem {
 
 /// The formulas of norm.h in Real; with `store`, stored values are rounded to the dtype.
 template <class Real>
-NormReference textbook(const Problem& p, bool store) {
+NormReference textbook(const TestedNorm& p, bool store) {
     return norm_reference<Real>({.norm = p.norm,
                                  .M = p.M,
                                  .C = p.C,
@@ -48,7 +48,7 @@ NormReference textbook(const Problem& p, bool store) {
                                 store ? p.dtype : DType::fp32);
 }
 
-void run_forward(const Problem& p, const Buffer& out, const Tensor& stats) {
+void run_forward(const TestedNorm& p, const Buffer& out, const Tensor& stats) {
     TestStream stream;
     norm_forward(stream, {.norm = p.norm,
                           .out = out,
@@ -59,17 +59,17 @@ void run_forward(const Problem& p, const Buffer& out, const Tensor& stats) {
                           .epsilon = p.epsilon});
 }
 
-Problem random_problem(DType dtype) {
+TestedNorm random_problem(DType dtype) {
     return {dtype, random_int(1, device_is_simulated() ? 30 : 150), random_int(8, 400)};
 }
 
-std::string described(const Problem& p) {
+std::string described(const TestedNorm& p) {
     return concat(p.norm == Norm::rms ? "rms" : "layer", p.has_b ? "" : " without b", " in ",
                   name_of(p.dtype), ", ", p.M, " rows of ", p.C);
 }
 
 /// Runs the backward pass of p, adding to every sink or overwriting it, and judges all its results.
-void check_backward(Accuracy& accuracy, const Problem& p, bool accumulate) {
+void check_backward(Accuracy& accuracy, const TestedNorm& p, bool accumulate) {
     const DType dtype = p.dtype;
     CAPTURE(described(p), p.overwrite_dres, accumulate);
     const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
@@ -124,7 +124,7 @@ void check_backward(Accuracy& accuracy, const Problem& p, bool accumulate) {
 struct BothPasses {
     Buffer out, stats, dres, dw, db, dbias;
 
-    BothPasses(const Problem& p, Stream& stream)
+    BothPasses(const TestedNorm& p, Stream& stream)
         : out(p.dtype, {p.M, p.C}),
           stats(DType::fp32, {p.M, 2}),
           dres(p.dtype, {p.M, p.C}, floats(p.dres.values())),
@@ -162,7 +162,7 @@ TEST_CASE("norm forward matches the formula in float64", "[cuda]") {
     Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 8; ++repeat) {
-            const Problem p = random_problem(dtype);
+            const TestedNorm p = random_problem(dtype);
             CAPTURE(described(p));
             const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
             run_forward(p, out, stats);
@@ -175,7 +175,7 @@ TEST_CASE("norm forward matches the formula in float64", "[cuda]") {
 TEST_CASE("layernorm of a constant row is the bias, also with one channel", "[cuda]") {
     ON_EACH_DEVICE();
     for (int64_t C : {int64_t{1}, random_int(2, 100)}) {
-        Problem p(DType::fp32, 3, C);
+        TestedNorm p(DType::fp32, 3, C);
         p.norm = Norm::layer, p.has_b = true, p.epsilon = 1e-5f;
         for (size_t i = 0; i < static_cast<size_t>(3 * C); ++i) p.x.set(i, 0.75f);
         const Buffer out(DType::fp32, {3, C}), stats(DType::fp32, {3, 2});
@@ -189,7 +189,7 @@ TEST_CASE("layernorm of a constant row is the bias, also with one channel", "[cu
 
 TEST_CASE("norm forward without statistics gives the same output", "[cuda]") {
     ON_EACH_DEVICE();
-    const Problem p = random_problem(DType::bf16);
+    const TestedNorm p = random_problem(DType::bf16);
     const Buffer with(p.dtype, {p.M, p.C}), without(p.dtype, {p.M, p.C}),
         stats(DType::fp32, {p.M, 2});
     run_forward(p, with, stats);
@@ -203,13 +203,13 @@ TEST_CASE("norm forward that first adds is the sum, rounded, and the norm of tha
         for (const int64_t C :
              {random_int(8, 400), 8 * random_int(1, 60), int64_t{2056}, 8 * random_int(1025, 4096),
               8 * random_int(1025, 2560) + 1, int64_t{32776}}) {
-            Problem p(dtype, C > 1000 ? 2 : random_int(1, 40), C);
+            TestedNorm p(dtype, C > 1000 ? 2 : random_int(1, 40), C);
             const auto n = static_cast<size_t>(p.M * C);
             const Buffer residual(dtype, {p.M, C}, random_normal(n)),
                 bias(dtype, {C}, random_normal(static_cast<size_t>(C)));
             const bool has_bias = random_int(0, 1) == 1;
             CAPTURE(described(p), has_bias);
-            Problem sum(dtype, p.M, C);  // a norm of what was stored
+            TestedNorm sum(dtype, p.M, C);  // a norm of what was stored
             sum.norm = p.norm, sum.has_b = p.has_b, sum.epsilon = p.epsilon;
             for (size_t c = 0; c < static_cast<size_t>(C); ++c) {
                 sum.w.set(c, static_cast<float>(p.w[c]));
@@ -257,7 +257,7 @@ TEST_CASE(
     Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 12; ++repeat) {
-            Problem p = random_problem(dtype);
+            TestedNorm p = random_problem(dtype);
             p.overwrite_dres = repeat % 3 == 0;
             check_backward(accuracy, p, repeat % 2 == 0);
         }
@@ -273,7 +273,7 @@ TEST_CASE("norms take rows of any length", "[cuda]") {
          {5,    7,    8,     33,    255,   264,   768,   1001,  1600,  2048,  2056,  3072, 3080,
           8192, 8200, 12288, 12289, 16384, 16392, 20480, 20484, 32768, 32776, 65536, 65544}) {
         for (DType dtype : {DType::fp32, DType::bf16}) {
-            Problem p(dtype, C < 3000 ? random_int(1, 9) : 2, C);
+            TestedNorm p(dtype, C < 3000 ? random_int(1, 9) : 2, C);
             p.overwrite_dres = random_int(0, 1) == 1;
             const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
             run_forward(p, out, stats);
@@ -297,7 +297,7 @@ TEST_CASE("norm backward adds up more rows than fit into one round of thread blo
           {DType::bf16, random_int(800, 900), 3080},
           {DType::bf16, random_int(600, 700), 8 * random_int(1025, 1100)},
           {DType::fp32, random_int(280, 300), 4 * random_int(2560, 5120)}}) {
-        Problem p(dtype, M, C);
+        TestedNorm p(dtype, M, C);
         p.overwrite_dres = random_int(0, 1) == 1;
         check_backward(accuracy, p, random_int(0, 1) == 1);
     }
@@ -307,7 +307,7 @@ TEST_CASE("norm forward takes many wide rows", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
     // On a GPU, a block keeps w and b, and goes from row to row.
-    Problem p(DType::fp32, random_int(270, 300), 4 * random_int(3300, 4096));
+    TestedNorm p(DType::fp32, random_int(270, 300), 4 * random_int(3300, 4096));
     p.has_b = true;
     CAPTURE(described(p));
     const Buffer out(p.dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
@@ -351,8 +351,8 @@ TEST_CASE("norms take views that begin at any element", "[cuda]") {
     Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const bool wide = random_int(0, 2) == 0;
-        const Problem p(dtype, wide ? 2 : random_int(1, 9),
-                        8 * (wide ? random_int(1025, 2560) : random_int(1, 40)));
+        const TestedNorm p(dtype, wide ? 2 : random_int(1, 9),
+                           8 * (wide ? random_int(1025, 2560) : random_int(1, 40)));
         CAPTURE(described(p));
         const int64_t n = p.M * p.C;
         const auto shifted = [&](Buffer& memory, const std::vector<double>& values) {
@@ -401,7 +401,7 @@ TEST_CASE("norms on the GPU agree with the CPU", "[cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda()) return;
     for (DType dtype : {DType::fp32, DType::bf16}) {
-        Problem p(dtype, random_int(1, 30), 8 * random_int(1, 100));
+        TestedNorm p(dtype, random_int(1, 30), 8 * random_int(1, 100));
         const auto run = [&](Stream& stream) {
             const BothPasses r(p, stream);
             return std::vector{r.out.values(), r.dres.values(), r.stats.values(),
@@ -434,7 +434,7 @@ TEST_CASE("norm backward matches the numerical gradient along random directions"
     ON_EACH_DEVICE();
     for (int repeat = 0; repeat < 4; ++repeat) {
         const int64_t M = random_int(1, device_is_simulated() ? 10 : 40), C = random_int(8, 200);
-        Problem p(DType::fp32, M, C);
+        TestedNorm p(DType::fp32, M, C);
         const Buffer out(DType::fp32, {M, C}), stats(DType::fp32, {M, 2});
         run_forward(p, out, stats);
         const Buffer dx(DType::fp32, {M, C}), dw(DType::fp32, {C}), db(DType::fp32, {C});
@@ -486,7 +486,7 @@ TEST_CASE("norms give the same bits whatever the number of threads, and in every
         for (const auto& [M, C] : {std::pair{small ? 40 : random_int(100, 500),
                                              small ? 8 * random_int(1, 40) : random_int(65, 300)},
                                    {random_int(5, 10), 8 * random_int(1025, 2560)}}) {
-            const Problem p(dtype, M, C);
+            const TestedNorm p(dtype, M, C);
             CAPTURE(described(p));
             check_thread_independence([&] {
                 TestStream stream(norm_scratch_bytes(planning(), p.M, p.C));

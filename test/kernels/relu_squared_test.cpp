@@ -9,12 +9,12 @@ namespace {
 
 /// Random operands of n elements, which begin at the element `shift`, and room for the results. The
 /// elements around the results stay as they are.
-struct Problem {
+struct TestedReluSquared {
     DType dtype;
     int64_t n, shift;
     Buffer x, dout, out, dx;
 
-    Problem(DType dtype_, int64_t n_, int64_t shift_ = 0)
+    TestedReluSquared(DType dtype_, int64_t n_, int64_t shift_ = 0)
         : dtype(dtype_),
           n(n_),
           shift(shift_),
@@ -48,7 +48,7 @@ TEST_CASE("relu squared and its gradient are float64's, rounded once, for any nu
         for (const int64_t n :
              {int64_t{1}, int64_t{7}, int64_t{16}, int64_t{33}, int64_t{8193}, random_int(2, 5000)})
             for (const int64_t shift : {0, 1}) {
-                const Problem p(dtype, n, shift);
+                const TestedReluSquared p(dtype, n, shift);
                 CAPTURE(name_of(dtype), n, shift);
                 TestStream stream;
                 p.forward(stream);
@@ -74,7 +74,7 @@ TEST_CASE("relu squared and its gradient are float64's, rounded once, for any nu
 TEST_CASE("relu squared's backward pass gives the forward pass's output once more", "[cuda]") {
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16}) {
-        const Problem p(dtype, random_int(1, 9000));
+        const TestedReluSquared p(dtype, random_int(1, 9000));
         CAPTURE(name_of(dtype), p.n);
         const Buffer again(dtype, {p.n + 2});
         TestStream stream;
@@ -97,7 +97,7 @@ TEST_CASE("relu squared keeps a NaN, and its gradient too", "[cuda]") {
     ON_EACH_DEVICE();
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (const DType dtype : {DType::fp32, DType::bf16}) {
-        Problem p(dtype, 20);
+        TestedReluSquared p(dtype, 20);
         p.x.set(3, nan);
         p.dout.set(5, nan);
         p.x.set(5, 1.0f);

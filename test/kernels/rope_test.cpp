@@ -59,7 +59,7 @@ enum Form { nothing, heads, whole_width };
 constexpr Form all_forms[] = {nothing, heads, whole_width};
 
 /// Random operands of both passes, and their results.
-struct Problem {
+struct TestedRope {
     static constexpr int most_ahead = 20;
     RopeShape shape;
     Form form;
@@ -71,7 +71,7 @@ struct Problem {
     Packed qkv, qk, dqkv;  // qk: the results of a norm
     Buffer q_w, k_w, dq_w, dk_w, sums, dots;
 
-    Problem(const RopeShape& s, Form form_, int64_t shift = 0)
+    TestedRope(const RopeShape& s, Form form_, int64_t shift = 0)
         : shape(s),
           form(form_),
           normed(form != nothing),
@@ -213,7 +213,7 @@ RopeShape random_shape(DType dtype, int D, int H, int H_kv) {
 }
 
 /// Both passes, compared with float64; what is not q or k must keep its bits.
-void check(Accuracy& accuracy, const Problem& p, bool accumulate = false) {
+void check(Accuracy& accuracy, const TestedRope& p, bool accumulate = false) {
     INFO(p.text());
     const int H = p.shape.H, H_kv = p.shape.H_kv;
     const RopeReference exact = p.reference<double>(), plain = p.reference<float>();
@@ -255,7 +255,7 @@ TEST_CASE("rope matches float64 for every head size and ratio of heads, both pas
         const int H_kv = static_cast<int>(random_int(1, ratio > 2 ? 2 : 4));
         for (const DType dtype : {DType::fp32, DType::bf16})
             for (const Form form : all_forms) {
-                Problem p(random_shape(dtype, D, ratio * H_kv, H_kv), form);
+                TestedRope p(random_shape(dtype, D, ratio * H_kv, H_kv), form);
                 if (random_int(0, 1)) p.cut_into_documents();
                 check(accuracy, p);
             }
@@ -273,7 +273,7 @@ TEST_CASE("rope takes any number of heads, with and without a norm", "[cuda]") {
                 RopeShape shape =
                     random_shape(dtype, 2 * static_cast<int>(random_int(1, 20)), H, H_kv);
                 shape.T = static_cast<int>(random_int(1, 5));
-                check(accuracy, Problem(shape, form));
+                check(accuracy, TestedRope(shape, form));
             }
 }
 
@@ -282,8 +282,8 @@ TEST_CASE("rope adds to the norm weights' gradients or overwrites them, as asked
     Accuracy accuracy;
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const bool accumulate : {false, true}) {
-            Problem p(random_shape(dtype, 2 * static_cast<int>(random_int(8, 64)), 3, 1),
-                      random_int(0, 1) ? heads : whole_width);
+            TestedRope p(random_shape(dtype, 2 * static_cast<int>(random_int(8, 64)), 3, 1),
+                         random_int(0, 1) ? heads : whole_width);
             if (accumulate)
                 for (Buffer* sums : {&p.dq_w, &p.dk_w})
                     for (size_t i = 0; i < static_cast<size_t>(sums->tensor().numel()); ++i)
@@ -295,8 +295,8 @@ TEST_CASE("rope adds to the norm weights' gradients or overwrites them, as asked
 TEST_CASE("rope without one of the weights' gradients computes the others", "[cuda]") {
     ON_EACH_DEVICE();
     for (const Form form : {heads, whole_width}) {
-        const Problem p(random_shape(DType::fp32, 16, 4, 2), form);
-        Problem other(p.shape, form);
+        const TestedRope p(random_shape(DType::fp32, 16, 4, 2), form);
+        TestedRope other(p.shape, form);
         other.qkv.fill(p.qkv);
         other.dqkv.fill(p.dqkv);
         TestStream stream(p.scratch());
@@ -322,7 +322,7 @@ TEST_CASE("ranks that add their sums norm the whole width of their heads togethe
                   ratio = static_cast<int>(random_int(1, 3));
         const int D = 2 * static_cast<int>(random_int(4, 64)),
                   H_kv = ranks * static_cast<int>(random_int(1, 2)), H = ratio * H_kv;
-        Problem p(random_shape(dtype, D, H, H_kv), whole_width);
+        TestedRope p(random_shape(dtype, D, H, H_kv), whole_width);
         if (random_int(0, 1)) p.cut_into_documents();
         INFO(p.text() << " on " << ranks << " ranks");
         const RopeReference exact = p.reference<double>(), plain = p.reference<float>();
@@ -400,7 +400,7 @@ TEST_CASE("rope writes in place what it writes elsewhere, with and without a nor
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const Form form : all_forms) {
             const int D = 8 * static_cast<int>(random_int(1, 32));
-            const Problem p(random_shape(dtype, D, 6, 2), form);
+            const TestedRope p(random_shape(dtype, D, 6, 2), form);
             INFO(p.text());
             TestStream stream;
             const Packed elsewhere(p.shape, p.shape.H + p.shape.H_kv);
@@ -417,7 +417,7 @@ TEST_CASE("rope turns tokens after a cache, and later documents, as those of a w
         for (const Form form : {nothing, heads}) {
             RopeShape s = random_shape(dtype, 2 * static_cast<int>(random_int(1, 64)), 4, 2);
             s.T += 2, s.first_position = 0;
-            const Problem whole(s, form);
+            const TestedRope whole(s, form);
             INFO(whole.text());
             TestStream stream;
             const Packed expected(s, 6);
@@ -448,7 +448,7 @@ TEST_CASE("rope turns tokens after a cache, and later documents, as those of a w
             CHECK(wrong == 0);
 
             // Its first tokens, repeated as a second document.
-            Problem documents(s, form);
+            TestedRope documents(s, form);
             documents.shape.table = whole.table;
             std::vector<float> values(documents.qkv.size());
             const std::vector<double> first = whole.qkv.memory.values();
@@ -485,7 +485,7 @@ TEST_CASE("rope takes heads that begin at any element and writes nothing next to
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const Form form : all_forms)
             for (const int D : {32, 64, 128, 256}) {
-                const Problem p(random_shape(dtype, D, 2, 1), form, 1);
+                const TestedRope p(random_shape(dtype, D, 2, 1), form, 1);
                 check(accuracy, p);
                 CHECK(std::isnan(p.qkv.memory[0]));
                 CHECK(std::isnan(p.qk.memory[0]));
@@ -501,14 +501,14 @@ TEST_CASE("rope processes more tokens than fit into one round of thread blocks",
           {DType::fp32, 256, random_int(2200, 2300)},               // a whole warp
           {DType::bf16, 94, random_int(2200, 2300)}}) {             // single elements
         RopeShape s{.dtype = dtype, .B = 1, .T = static_cast<int>(T), .H = 3, .H_kv = 1, .D = D};
-        for (const Form form : all_forms) check(accuracy, Problem(s, form));
+        for (const Form form : all_forms) check(accuracy, TestedRope(s, form));
     }
 }
 
 TEST_CASE("rope of a head of zeros is zero, and its gradients are finite", "[cuda]") {
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16}) {
-        Problem p(random_shape(dtype, 64, 1, 1), random_int(0, 1) ? heads : whole_width);
+        TestedRope p(random_shape(dtype, 64, 1, 1), random_int(0, 1) ? heads : whole_width);
         p.qkv.fill(0);
         TestStream stream(p.scratch());
         p.forward(stream);
@@ -525,8 +525,8 @@ TEST_CASE("rope on the GPU agrees with the CPU", "[cuda]") {
     if (!test_device().is_cuda()) return;
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const int D : {64, 66}) {
-            const Problem gpu(random_shape(dtype, D, 4, 2), heads);
-            Problem cpu(gpu.shape, heads);
+            const TestedRope gpu(random_shape(dtype, D, 4, 2), heads);
+            TestedRope cpu(gpu.shape, heads);
             cpu.qkv.fill(gpu.qkv);
             cpu.dqkv.fill(gpu.dqkv);
             std::vector<char> scratch(rope_scratch_bytes(planning({}, Device{}), gpu.shape));
@@ -565,12 +565,12 @@ TEST_CASE("rope gives the same bits whatever the number of threads, and in every
         for (const Form form : all_forms) {
             RopeShape s = random_shape(dtype, 2 * static_cast<int>(random_int(1, 64)), 4, 2);
             if (!device_is_simulated()) s.T = static_cast<int>(random_int(100, 200));
-            const Problem p(s, form);
+            const TestedRope p(s, form);
             Packed qkv(s, 8), dqkv(s, 8);
             INFO(p.text());
             qkv.fill(p.qkv);
             dqkv.fill(p.dqkv);
-            Problem run(s, form);
+            TestedRope run(s, form);
             check_thread_independence([&] {
                 run.qkv.fill(qkv);
                 run.dqkv.fill(dqkv);

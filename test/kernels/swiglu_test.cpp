@@ -12,12 +12,13 @@ namespace train_gpt {
 namespace {
 
 /// M rows of random operands, and room for the results.
-struct Problem {
+struct TestedSwiglu {
     int64_t M, F;
     std::optional<ClampedSwiglu> clamped;
     Buffer gate_up, dout, out, dgate_up;
 
-    Problem(DType dtype, int64_t M_, int64_t F_, const std::optional<ClampedSwiglu>& clamped_ = {})
+    TestedSwiglu(DType dtype, int64_t M_, int64_t F_,
+                 const std::optional<ClampedSwiglu>& clamped_ = {})
         : M(M_),
           F(F_),
           clamped(clamped_),
@@ -57,7 +58,7 @@ void check_shapes(const std::function<std::optional<ClampedSwiglu>()>& form) {
         for (const int64_t F :
              {int64_t{1}, int64_t{7}, int64_t{8}, int64_t{40}, int64_t{1024}, int64_t{2056},
               int64_t{8 * random_int(1, 60)}, random_int(2, 500)}) {
-            const Problem p(dtype, random_int(1, F > 1000 ? 5 : 30), F, form());
+            const TestedSwiglu p(dtype, random_int(1, F > 1000 ? 5 : 30), F, form());
             CAPTURE(p.M, p.F, name_of(dtype));
             const ClampedSwiglu numbers = p.clamped.value_or(ClampedSwiglu{});
             CAPTURE(p.clamped.has_value(), numbers.alpha, numbers.limit);
@@ -95,7 +96,7 @@ TEST_CASE("clamped swiglu's gradient passes up to the limits themselves, and not
             {inside, above}, {inside, -limit}, {inside, -above}, {inside, -1e30f},
             {-1e30f, 1},     {-above, inside}, {above, above},   {limit, -limit}};
         const auto F = static_cast<int64_t>(gates_and_ups.size());
-        Problem p(dtype, 1, F, ClampedSwiglu{.alpha = random_clamp().alpha, .limit = limit});
+        TestedSwiglu p(dtype, 1, F, ClampedSwiglu{.alpha = random_clamp().alpha, .limit = limit});
         const size_t n = gates_and_ups.size();
         for (size_t i = 0; i < n; ++i) {
             p.gate_up.set(i, gates_and_ups[i].first);
@@ -155,7 +156,7 @@ TEST_CASE("swiglu's backward pass gives the forward pass's output once more", "[
         for (const int64_t F : {8 * random_int(1, 300), 2 * random_int(1, 300) + 1}) {
             const auto form =
                 random_int(0, 1) ? std::optional(random_clamp()) : std::optional<ClampedSwiglu>();
-            const Problem p(dtype, random_int(1, 9), F, form);
+            const TestedSwiglu p(dtype, random_int(1, 9), F, form);
             CAPTURE(p.M, p.F, name_of(dtype));
             const Buffer again(dtype, {p.M, F}), gradient(dtype, {p.M, 2 * F});
             TestStream stream;
@@ -184,7 +185,7 @@ TEST_CASE("swiglu touches no row beyond the count of rows that the device knows"
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const int64_t F : {int64_t{5}, int64_t{64}, random_int(1, 1500)}) {
-            Problem p(dtype, random_int(1, 40), F);
+            TestedSwiglu p(dtype, random_int(1, 40), F);
             const int64_t rows = random_int(0, p.M);
             CAPTURE(name_of(dtype), p.M, F, rows);
             SharedArray<int32_t> count(1);
@@ -218,7 +219,7 @@ TEST_CASE("swiglu takes tensors that begin at any element and writes nothing nex
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16}) {
         const int64_t M = random_int(1, 5), F = 8 * random_int(1, 20);
-        const Problem expected(dtype, M, F);
+        const TestedSwiglu expected(dtype, M, F);
         const auto shifted = [&](const Buffer& memory, int64_t columns) {
             return Tensor(static_cast<char*>(memory.tensor().data) + size_of(dtype), dtype,
                           {M, columns});
@@ -253,7 +254,7 @@ TEST_CASE("swiglu is exact where silu bends and finite for gates of every size",
         gates.push_back(x);
     const auto F = static_cast<int64_t>(gates.size());
     for (const DType dtype : {DType::fp32, DType::bf16}) {
-        Problem p(dtype, 1, F);
+        TestedSwiglu p(dtype, 1, F);
         for (size_t i = 0; i < gates.size(); ++i) {
             p.gate_up.set(i, gates[i]);
             p.gate_up.set(i + gates.size(), 1);
@@ -284,7 +285,7 @@ TEST_CASE("swiglu keeps a NaN of the gate", "[cuda]") {
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const auto& form : {std::optional<ClampedSwiglu>(), std::optional(random_clamp())}) {
-            Problem p(dtype, 1, 8, form);
+            TestedSwiglu p(dtype, 1, 8, form);
             p.gate_up.set(3, std::numeric_limits<float>::quiet_NaN());
             TestStream stream;
             p.forward(stream);
@@ -302,7 +303,7 @@ TEST_CASE("swiglu gives the same bits whatever the number of threads, and in eve
     for (const DType dtype : {DType::fp32, DType::bf16}) {
         const auto form =
             random_int(0, 1) ? std::optional(random_clamp()) : std::optional<ClampedSwiglu>();
-        const Problem p(dtype, random_int(1, 20), random_int(1, 3000));
+        const TestedSwiglu p(dtype, random_int(1, 20), random_int(1, 3000));
         check_thread_independence([&] {
             const Buffer out(dtype, {p.M, p.F}), gradient(dtype, {p.M, 2 * p.F});
             TestStream stream;

@@ -189,13 +189,6 @@ double norm_of(const Floats& values) {
     return std::sqrt(squares);
 }
 
-double relative_difference(const Floats& a, const Floats& b) {
-    REQUIRE(a.size() == b.size());
-    double squares = 0;
-    for (size_t i = 0; i < a.size(); ++i) squares += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-    return std::isfinite(squares) ? std::sqrt(squares) / std::max(norm_of(b), 1e-300) : INFINITY;
-}
-
 }  // namespace
 
 TEST_CASE("the gradient of a router is the slope of what its layer computes", "[model][cuda]") {

@@ -44,17 +44,6 @@ int32_t dropped_of(const TinyModel& m, int router) {
     return dropped;
 }
 
-double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
-    REQUIRE(a.size() == b.size());
-    double square = 0, norm = 0;
-    for (size_t i = 0; i < a.size(); ++i) {
-        square += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-        norm += double{b[i]} * b[i];
-    }
-    if (!std::isfinite(square)) return INFINITY;
-    return std::sqrt(square / std::max(norm, 1e-300));
-}
-
 }  // namespace
 
 TEST_CASE("one expert computes what an MLP with its weights does", "[model][cuda]") {

@@ -54,17 +54,6 @@ std::vector<std::vector<float>> random_weights(TinyModel& m) {
     return values;
 }
 
-double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
-    REQUIRE(a.size() == b.size());
-    double square = 0, norm = 0;
-    for (size_t i = 0; i < a.size(); ++i) {
-        square += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-        norm += double{b[i]} * b[i];
-    }
-    if (!std::isfinite(square)) return INFINITY;
-    return std::sqrt(square / std::max(norm, 1e-300));
-}
-
 Tensor matrix(const TestMemory& memory, DType dtype, int64_t rows, int64_t cols) {
     return {memory.data(), dtype, {rows, cols}};
 }

@@ -128,7 +128,7 @@ struct Fixture {
     }
 };
 
-std::vector<int32_t> random_tokens(size_t n, int64_t vocab_size) {
+std::vector<int32_t> random_ids(size_t n, int64_t vocab_size) {
     std::vector<int32_t> tokens(n);
     for (int32_t& token : tokens) token = static_cast<int32_t>(random_int(0, vocab_size - 1));
     return tokens;
@@ -139,9 +139,10 @@ void check_gradient(const Fixture& f, const TinyModel& m, int i, DType dtype) {
     const Parameter& p = m.parameter(i);
     const std::vector<float> ours = m.gradient(i), reference = read(f.expected, "gradient.", p);
     std::ptrdiff_t first = 0;
-    for (const StoredTensor& stored : tensors_of(f.expected, "gradient.", p)) {
+    const std::string prefix = "gradient.";
+    for (const StoredTensor& stored : tensors_of(f.expected, prefix, p)) {
         const std::ptrdiff_t end = first + stored.rows * p.cols();
-        check_close(f.expected, "gradient." + stored.name, dtype,
+        check_close(f.expected, prefix + stored.name, dtype,
                     difference({ours.begin() + first, ours.begin() + end},
                                {reference.begin() + first, reference.begin() + end}, 1 / f.valid));
         first = end;
@@ -149,7 +150,7 @@ void check_gradient(const Fixture& f, const TinyModel& m, int i, DType dtype) {
 }
 
 const DType dtypes[] = {DType::fp32, DType::bf16};
-const Recompute levels[] = {Recompute::none, Recompute::elementwise, Recompute::block};
+const Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise, Recompute::block};
 
 }  // namespace
 
@@ -160,7 +161,7 @@ TEST_CASE("loss and every gradient equal PyTorch's float64", "[model][cuda]") {
         REQUIRE(f.T < f.spec.n_ctx);
         REQUIRE(f.spec.family->model_type == std::string(family));
         for (DType dtype : dtypes)
-            for (Recompute level : levels) {
+            for (Recompute level : recompute_levels) {
                 CAPTURE(family, name_of(dtype), name_of(level));
                 TinyModel m = f.model(dtype, level);
                 const double loss = m.run(f.tokens.data(), f.targets.data()) / f.valid;
@@ -281,8 +282,8 @@ TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
     CAPTURE(described(spec));
     const int B = static_cast<int>(random_int(1, 3)),
               T = static_cast<int>(random_int(1, spec.n_ctx));
-    const auto tokens = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
-    const auto targets = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
+    const auto tokens = random_ids(static_cast<size_t>(B * T), spec.vocab_size);
+    const auto targets = random_ids(static_cast<size_t>(B * T), spec.vocab_size);
     const uint64_t seed = test_rng()();
     for (DType dtype : dtypes) {
         TinyModel plain(spec, B, T, dtype);
@@ -314,8 +315,8 @@ TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model][c
     const int B = static_cast<int>(random_int(1, 3)),
               T = static_cast<int>(random_int(1, spec.n_ctx));
     const size_t n = static_cast<size_t>(B * T);
-    const auto tokens = random_tokens(2 * n, spec.vocab_size),
-               targets = random_tokens(2 * n, spec.vocab_size);
+    const auto tokens = random_ids(2 * n, spec.vocab_size),
+               targets = random_ids(2 * n, spec.vocab_size);
     const uint64_t seed = test_rng()();
     TinyModel m(spec, B, T, DType::fp32);
     m.parameters->state.initialize(seed);
@@ -352,8 +353,8 @@ TEST_CASE("masked documents in one window learn what each learns in a window of 
         doc_start.insert(doc_start.end(), static_cast<size_t>(end - start), start);
         start = end;
     }
-    const auto tokens = random_tokens(static_cast<size_t>(T), spec.vocab_size);
-    const auto targets = random_tokens(static_cast<size_t>(T), spec.vocab_size);
+    const auto tokens = random_ids(static_cast<size_t>(T), spec.vocab_size);
+    const auto targets = random_ids(static_cast<size_t>(T), spec.vocab_size);
     std::vector<int32_t> apart_tokens(static_cast<size_t>(documents * T), 0),
         apart_targets(static_cast<size_t>(documents * T), -1);
     std::vector<size_t> place;  // of each token
@@ -396,8 +397,8 @@ TEST_CASE("documents of whole attention tiles in one window are, bit for bit, wi
     spec.n_ctx = 128;
     CAPTURE(described(spec));
     constexpr int tile = 64;
-    const auto tokens = random_tokens(2 * tile, spec.vocab_size);
-    const auto targets = random_tokens(2 * tile, spec.vocab_size);
+    const auto tokens = random_ids(2 * tile, spec.vocab_size);
+    const auto targets = random_ids(2 * tile, spec.vocab_size);
     std::vector<int32_t> doc_start(2 * tile, 0);
     std::fill(doc_start.begin() + tile, doc_start.end(), tile);
     const uint64_t seed = test_rng()();
@@ -433,7 +434,7 @@ TEST_CASE(
         const auto at = static_cast<size_t>(T * C);
         const float before = m.state(ParameterState::master, wpe)[at];
         for (int step = 1; step <= 3; ++step) {
-            const auto tokens = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
+            const auto tokens = random_ids(static_cast<size_t>(B * T), spec.vocab_size);
             m.run(tokens.data(), tokens.data());
             m.optimizer->update(m.stream,
                                 {.adamw = {.learning_rate = 0.1f,
@@ -461,7 +462,7 @@ TEST_CASE("one batch is learnt by heart within 200 steps", "[model][cuda]") {
     const DecoderSpec spec = gpt2.spec(
         {.n_layer = small ? 1 : 2, .n_head = 2, .n_embd = 64, .n_ctx = 32, .vocab_size = 128});
     const int B = small ? 1 : 4, T = small ? 16 : 32;
-    auto text = random_tokens(static_cast<size_t>(B * (T + 1)), spec.vocab_size);
+    auto text = random_ids(static_cast<size_t>(B * (T + 1)), spec.vocab_size);
     // Every sequence has its own first token: two that begin alike could not both be predicted.
     for (int b = 0; b < B; ++b) text[static_cast<size_t>(b * (T + 1))] = b;
     std::vector<int32_t> tokens, targets;
@@ -496,7 +497,7 @@ TEST_CASE("a gradient that is not finite stops the optimizer for good and is nam
     CAPTURE(described(spec));
     TinyModel m(spec, 1, 4, DType::bf16);
     m.parameters->state.initialize(1);
-    const auto tokens = random_tokens(4, spec.vocab_size);
+    const auto tokens = random_ids(4, spec.vocab_size);
     m.run(tokens.data(), tokens.data());
     const int bad = static_cast<int>(random_int(0, m.count() - 1));
     const float infinity = INFINITY;
@@ -524,8 +525,8 @@ TEST_CASE(
     CAPTURE(described(spec));
     const int B = 2, T = static_cast<int>(random_int(1, spec.n_ctx));
     const uint64_t seed = test_rng()();
-    const auto tokens = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
-    const auto targets = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
+    const auto tokens = random_ids(static_cast<size_t>(B * T), spec.vocab_size);
+    const auto targets = random_ids(static_cast<size_t>(B * T), spec.vocab_size);
     for (DType dtype : dtypes) {
         CAPTURE(name_of(dtype));
         std::vector<std::vector<float>> masters[2];

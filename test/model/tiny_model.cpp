@@ -1,6 +1,7 @@
 #include "test/model/tiny_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "device/copy.h"
@@ -118,6 +119,17 @@ void TinyModel::build(Arena& arena, const DecoderSpec& spec, const Registry& reg
     stream.scratch_bytes = std::max(model->scratch_bytes(stream),
                                     generator ? generator->scratch_bytes(stream) : size_t{0});
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
+}
+
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+    REQUIRE(a.size() == b.size());
+    double square = 0, norm = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+        square += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+        norm += double{b[i]} * b[i];
+    }
+    if (!std::isfinite(square)) return INFINITY;
+    return std::sqrt(square / std::max(norm, 1e-300));
 }
 
 }  // namespace train_gpt

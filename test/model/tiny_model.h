@@ -67,4 +67,7 @@ struct TinyModel {
     Arena arena_;
 };
 
+/// ‖a − b‖ / ‖b‖ of vectors of one length; infinite if an element is not finite.
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b);
+
 }  // namespace train_gpt

@@ -78,7 +78,7 @@ Settings random_model() {
 
 TEST_CASE("a checkpoint written in the background has the bytes of one written at once",
           "[save][training]") {
-    const Job job(6, random_model() + zero(static_cast<int>(random_int(0, 3))));
+    const TrainingJob job(6, random_model() + zero(static_cast<int>(random_int(0, 3))));
     for (const int ranks : {1, static_cast<int>(random_int(2, 3))}) {
         if (ranks > 1 && skip_without_mpirun()) return;
         const std::string number = std::to_string(ranks);
@@ -93,14 +93,14 @@ TEST_CASE("a checkpoint written in the background has the bytes of one written a
 TEST_CASE("also where ranks share the model", "[save][training]") {
     if (skip_without_mpirun()) return;
     const bool tensor = random_int(0, 1) == 1;
-    const Job job(6, random_model() + zero(static_cast<int>(random_int(0, 3))) +
-                         Settings{{tensor ? "parallel.tensor" : "parallel.pipeline", "2"},
-                                  {"model.n_embd", "32"},
-                                  {"model.n_head", "4"},
-                                  {"model.n_ctx", "16"},
-                                  {"batch.sequence_length", "16"},
-                                  {"batch.micro_batch", "2"},
-                                  {"batch.tokens_per_step", "192"}});
+    const TrainingJob job(6, random_model() + zero(static_cast<int>(random_int(0, 3))) +
+                                 Settings{{tensor ? "parallel.tensor" : "parallel.pipeline", "2"},
+                                          {"model.n_embd", "32"},
+                                          {"model.n_head", "4"},
+                                          {"model.n_ctx", "16"},
+                                          {"batch.sequence_length", "16"},
+                                          {"batch.micro_batch", "2"},
+                                          {"batch.tokens_per_step", "192"}});
     CAPTURE(tensor, job.config().parallel.zero.value(), job.config().model.family);
     const int ranks = static_cast<int>(2 * random_int(1, 2));
     check_same_checkpoints(job.train(ranks, "one", at_once),
@@ -108,7 +108,7 @@ TEST_CASE("also where ranks share the model", "[save][training]") {
 }
 
 TEST_CASE("a run resumes from a checkpoint written in the background", "[save][training]") {
-    const Job job(3, random_model());
+    const TrainingJob job(3, random_model());
     const std::string whole = job.train(1, "whole", in_background);
     const auto all = list_checkpoints(whole);
     const fs::path from = all[static_cast<size_t>(random_int(1, std::ssize(all) - 1))];
@@ -124,7 +124,7 @@ namespace {
 
 void check_copy(const Device& device, bool offload = false, const Settings& of_model = {}) {
     const Settings model = random_model() + of_model;
-    const Job job(4, model + zero(static_cast<int>(random_int(0, 3))));
+    const TrainingJob job(4, model + zero(static_cast<int>(random_int(0, 3))));
     CAPTURE(offload);
     MeshRun run(
         World(), device,
@@ -239,8 +239,8 @@ TEST_CASE("a GPU's copy of a state keeps what the state was, however late it is 
 
 TEST_CASE("a GPU saves in the background what it saves at once", "[save][training][cuda]") {
     if (skip_without_gpus(2)) return;
-    const Job job(4, random_model() + zero(static_cast<int>(random_int(0, 3))) +
-                         Settings{{"device", "cuda"}, {"schedule.steps", "6"}});
+    const TrainingJob job(4, random_model() + zero(static_cast<int>(random_int(0, 3))) +
+                                 Settings{{"device", "cuda"}, {"schedule.steps", "6"}});
     const Environment late{{"GPUSIM_STREAMS", "lazy"},
                            {"GPUSIM_SEED", std::to_string(random_int(1, 1000))}};
     const int ranks = static_cast<int>(random_int(1, 2));

@@ -192,10 +192,10 @@ TEST_CASE("a run whose ranks share sequences trains and evaluates as one rank do
           "[context][training]") {
     if (skip_without_mpirun()) return;
     const int T = 8 * static_cast<int>(random_int(1, 3)), B = static_cast<int>(random_int(1, 2));
-    const Job job(3, {{"batch.sequence_length", std::to_string(T)},
-                      {"batch.micro_batch", std::to_string(B)},
-                      {"batch.tokens_per_step", std::to_string(3 * B * T)},
-                      {"model.n_ctx", std::to_string(T)}});
+    const TrainingJob job(3, {{"batch.sequence_length", std::to_string(T)},
+                              {"batch.micro_batch", std::to_string(B)},
+                              {"batch.tokens_per_step", std::to_string(3 * B * T)},
+                              {"model.n_ctx", std::to_string(T)}});
     const std::string one = job.train(1, "one");
     for (const char* zero : {"0", "3"}) {
         const Settings shared{{"parallel.context", "2"}, {"parallel.zero", zero}};

@@ -23,7 +23,7 @@ using namespace train_gpt::mesh_job;
 
 namespace {
 
-constexpr MeshCase few_meshes[] = {
+constexpr MeshCase few_exact_meshes[] = {
     trains("gpt2", 5).data(2),
     trains("gpt2", 5).data(2).zero(3),
     trains("llama", 3).bf16().data(3).zero(1),
@@ -81,7 +81,7 @@ constexpr MeshCase few_meshes[] = {
     trains("qwen3", 7).bf16().data(2).pipeline(2, "interleaved", 2).fp8("delayed").state("int8"),
     trains("olmoe", 6).data(4).zero(2).shard_ranks(2).fp8("delayed").recompute("block"),
 };
-constexpr MeshCase more_meshes[] = {
+constexpr MeshCase more_exact_meshes[] = {
     trains("gpt2", 9).data(2).zero(1),
     trains("gpt2", 9).data(2).zero(2),
     trains("gpt2", 9).data(3),
@@ -253,7 +253,7 @@ void check_traffic(MeshRun& run, const MeshCase& c, const World& part) {
     }
 }
 
-void check_case(const World& part, const Device& device, const MeshCase& c, uint64_t seed) {
+void check_exact_case(const World& part, const Device& device, const MeshCase& c, uint64_t seed) {
     CAPTURE(mesh_job::name_of(c), seed);
     const std::string name = device.is_cuda() ? "cuda" : "cpu";
     const int steps = static_cast<int>(6 + seed % 3);
@@ -266,12 +266,12 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     if (c.many_experts) check_idle_experts(bits);
 }
 
-void check_meshes(const Device& device, const World& world, std::span<const MeshCase> cases) {
+void check_exact_meshes(const Device& device, const World& world, std::span<const MeshCase> cases) {
     const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
     on_parts(world, cases, [&](const World& part, const MeshCase& c, size_t number) {
         MeshCase exact = c;
         exact.exact = true;
-        check_case(part, device, exact, seed + 101 * number);
+        check_exact_case(part, device, exact, seed + 101 * number);
     });
 }
 
@@ -335,12 +335,12 @@ TEST_CASE(
 
 TEST_CASE("ranks: few exact meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
-    check_meshes(Device{}, World::join(), few_meshes);
+    check_exact_meshes(Device{}, World::join(), few_exact_meshes);
 }
 
 TEST_CASE("ranks: more exact meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
-    check_meshes(Device{}, World::join(), more_meshes);
+    check_exact_meshes(Device{}, World::join(), more_exact_meshes);
 }
 
 TEST_CASE("exact sums give one rank's bits on several ranks", "[exact][mesh][training]") {
@@ -350,10 +350,10 @@ TEST_CASE("exact sums give one rank's bits on several ranks", "[exact][mesh][tra
 
 TEST_CASE("exact runs of the program write the same bytes on other ranks, and continue on them",
           "[exact][training]") {
-    const Job job(7, {{"parallel.sums", "exact"},
-                      {"kernels.gemm", "own"},
-                      {"optimizer.name", random_int(0, 1) == 0 ? "adamw" : "muon"},
-                      {"precision.dtype", random_dtype().name}});
+    const TrainingJob job(7, {{"parallel.sums", "exact"},
+                              {"kernels.gemm", "own"},
+                              {"optimizer.name", random_int(0, 1) == 0 ? "adamw" : "muon"},
+                              {"precision.dtype", random_dtype().name}});
     const auto with_threads = [](int n) {
         return Environment{{"OMP_NUM_THREADS", std::to_string(n)}};
     };
@@ -380,16 +380,16 @@ TEST_CASE("exact runs of the program write the same bytes on other ranks, and co
 TEST_CASE("exact runs with other axes give the same bits on any number of data-parallel ranks",
           "[exact][training]") {
     const bool tensor = random_int(0, 1) == 1;
-    const Job job(6, Settings{{"parallel.sums", "exact"},
-                              {tensor ? "parallel.tensor" : "parallel.context", "2"},
-                              {"model.n_embd", "32"},
-                              {"model.n_head", "4"},
-                              {"model.n_ctx", "16"},
-                              {"batch.sequence_length", "16"},
-                              {"batch.micro_batch", "2"},
-                              {"batch.tokens_per_step", "192"},
-                              {"schedule.steps", "12"},
-                              {"precision.dtype", random_dtype().name}});
+    const TrainingJob job(6, Settings{{"parallel.sums", "exact"},
+                                      {tensor ? "parallel.tensor" : "parallel.context", "2"},
+                                      {"model.n_embd", "32"},
+                                      {"model.n_head", "4"},
+                                      {"model.n_ctx", "16"},
+                                      {"batch.sequence_length", "16"},
+                                      {"batch.micro_batch", "2"},
+                                      {"batch.tokens_per_step", "192"},
+                                      {"schedule.steps", "12"},
+                                      {"precision.dtype", random_dtype().name}});
     CAPTURE(tensor);
     const std::string two = job.train(2, "two", zero(static_cast<int>(random_int(0, 3))));
     check_equal(two, job.train(4, "four", zero(static_cast<int>(random_int(0, 3)))), 12);
@@ -431,13 +431,13 @@ constexpr MeshCase fp8_gpu_meshes[] = {
 TEST_CASE("ranks: exact gpu meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
-    check_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
+    check_exact_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
 }
 
 TEST_CASE("ranks: exact gpu meshes in fp8", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
-    check_meshes(device_of_rank(world, "cuda"), world, fp8_gpu_meshes);
+    check_exact_meshes(device_of_rank(world, "cuda"), world, fp8_gpu_meshes);
 }
 
 TEST_CASE("exact sums give one GPU's bits on several GPUs", "[exact][mesh][training][cuda]") {

@@ -32,7 +32,7 @@ std::string binary() {
 Arguments train(const fs::path& run, const Arguments& more) {
     static const TemporaryDirectory directory;
     static const std::string path = [] {
-        const Json config = {
+        const SortedJson config = {
             {"device", "cpu"},
             {"model",
              {{"n_layer", 2}, {"n_head", 2}, {"n_embd", 32}, {"n_ctx", 32}, {"vocab_size", 256}}},
@@ -96,15 +96,16 @@ int64_t last_step(const fs::path& run) {
     const size_t end = text.rfind('\n');
     if (end == std::string::npos || end == 0) return 0;
     const size_t begin = text.rfind('\n', end - 1) + 1;  // npos + 1 is 0
-    const Json line = Json::parse(text.substr(begin, end - begin), nullptr, false);
+    const SortedJson line = SortedJson::parse(text.substr(begin, end - begin), nullptr, false);
     return line.is_object() ? line.value("step", int64_t{0}) : 0;
 }
 
-Job::Job(int ranks, const fs::path& run, const Arguments& more, const Environment& environment,
-         Launcher launcher)
-    : Job(run, launch(ranks, launcher) + train(run, more), environment) {}
+FailingJob::FailingJob(int ranks, const fs::path& run, const Arguments& more,
+                       const Environment& environment, Launcher launcher)
+    : FailingJob(run, launch(ranks, launcher) + train(run, more), environment) {}
 
-Job::Job(fs::path run, const Arguments& command, Environment environment) : run_(std::move(run)) {
+FailingJob::FailingJob(fs::path run, const Arguments& command, Environment environment)
+    : run_(std::move(run)) {
     environment.insert(surroundings.begin(), surroundings.end());
     // The destructor removes what MPI leaves when it is killed.
     for (const char* variable : {"TMPDIR", "OMPI_MCA_btl_vader_backing_directory"})
@@ -112,33 +113,33 @@ Job::Job(fs::path run, const Arguments& command, Environment environment) : run_
     result_ = std::async(std::launch::async, [=] { return run_program(command, environment); });
 }
 
-Job::~Job() {
+FailingJob::~FailingJob() {
     if (!result_.valid()) return;
     for (const Process& process : processes_of(run_)) ::kill(process.pid, SIGKILL);
     result_.get();
 }
 
-bool Job::wait_until(const std::function<bool()>& condition) {
+bool FailingJob::wait_until(const std::function<bool()>& condition) {
     while (!condition())
         if (result_.wait_for(std::chrono::microseconds(500)) == std::future_status::ready)
             return condition();
     return true;
 }
 
-bool Job::wait_for_step(int64_t step) {
+bool FailingJob::wait_for_step(int64_t step) {
     const bool waited = wait_until([&] { return last_step(run_) >= step; });
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     return waited;
 }
 
-bool Job::signal(int rank, int number) {
+bool FailingJob::signal(int rank, int number) {
     event_ = Clock::now();
     for (const Process& process : processes_of(run_))
         if (process.rank == rank) return ::kill(process.pid, number) == 0;
     return false;
 }
 
-ProgramResult Job::finish() {
+ProgramResult FailingJob::finish() {
     ProgramResult result = result_.get();
     result.seconds = seconds_since_mark();
     return result;
@@ -161,7 +162,7 @@ void check_gone(const fs::path& run, const std::function<bool(const Process&)>& 
     CHECK(left() == 0);
 }
 
-void check_failed(Job& job, const fs::path& run, const std::string& expression) {
+void check_failed(FailingJob& job, const fs::path& run, const std::string& expression) {
     const ProgramResult result = job.finish();
     INFO(result.output);
     CHECK(result.exit_code > 0);
@@ -175,7 +176,7 @@ std::string named(int rank, const std::string& place) {
     return concat("rank ", rank, " \\(", place, place.empty() ? "" : ", ", "host [^)]+\\)");
 }
 
-void check_hung(Job& job, const fs::path& run, int rank, Launcher launcher,
+void check_hung(FailingJob& job, const fs::path& run, int rank, Launcher launcher,
                 const std::string& place) {
     if (launcher != Launcher::mpirun) {
         check_gone(run, [&](const Process& p) { return p.rank >= 0 && p.rank != rank; });
@@ -191,7 +192,7 @@ std::string without_signal_notes(std::string output) {
     return output;
 }
 
-void check_saved(Job& job, const fs::path& run, const std::string& reason, int code) {
+void check_saved(FailingJob& job, const fs::path& run, const std::string& reason, int code) {
     const ProgramResult result = job.finish();
     INFO(result.output);
     CHECK(result.exit_code == code);

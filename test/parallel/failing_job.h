@@ -15,13 +15,13 @@
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
+#include "test/sorted_json.h"
 #include "test/text.h"
 
 namespace train_gpt::failing_job {
 
 namespace fs = std::filesystem;
 
-using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 using Arguments = std::vector<std::string>;
 
@@ -67,12 +67,12 @@ std::vector<Process> processes_of(const fs::path& run);
 /// The last step in the run's metrics.
 int64_t last_step(const fs::path& run);
 
-class Job {
+class FailingJob {
   public:
-    Job(int ranks, const fs::path& run, const Arguments& more = {},
-        const Environment& environment = {}, Launcher launcher = usual_launcher());
-    Job(fs::path run, const Arguments& command, Environment environment = {});
-    ~Job();
+    FailingJob(int ranks, const fs::path& run, const Arguments& more = {},
+               const Environment& environment = {}, Launcher launcher = usual_launcher());
+    FailingJob(fs::path run, const Arguments& command, Environment environment = {});
+    ~FailingJob();
 
     /// Waits until the condition holds; false when the job ended without it.
     bool wait_until(const std::function<bool()>& condition);
@@ -103,7 +103,7 @@ void check_gone(
 
 /// Checks that the job ended by itself within the timeout, with an error and a line that the
 /// expression matches, and that none of its processes is left.
-void check_failed(Job& job, const fs::path& run, const std::string& expression);
+void check_failed(FailingJob& job, const fs::path& run, const std::string& expression);
 
 const std::string last_words =
     "[^\n]*; its last collective was [a-z -]+ number [0-9]+, in step [0-9]+ \\([a-z]+\\)";
@@ -114,7 +114,7 @@ std::string named(int rank, const std::string& place = "");
 /// Checks that the job whose rank is stopped (SIGSTOP) ends with a line that says so. mpirun ends
 /// the stopped process as well; where nothing else started the ranks, only the test does, after the
 /// others have ended by themselves.
-void check_hung(Job& job, const fs::path& run, int rank, Launcher launcher,
+void check_hung(FailingJob& job, const fs::path& run, int rank, Launcher launcher,
                 const std::string& place = "");
 
 /// Without the ranks' lines about a signal, which may come in the middle of another rank's line,
@@ -123,7 +123,7 @@ std::string without_signal_notes(std::string output);
 
 /// Checks that the job stopped early after a checkpoint with the right exit code, and says why and
 /// how to resume.
-void check_saved(Job& job, const fs::path& run, const std::string& reason, int code = 75);
+void check_saved(FailingJob& job, const fs::path& run, const std::string& reason, int code = 75);
 
 /// The job of a command that succeeds by itself.
 std::string check_succeeds(const Arguments& command);

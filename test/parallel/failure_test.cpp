@@ -44,7 +44,7 @@ TEST_CASE(
     for (const int rank : {0, 1, 2}) {
         const int number = ends[static_cast<size_t>(rank)];
         CAPTURE(rank, number);
-        Job job(3, run);
+        FailingJob job(3, run);
         REQUIRE(job.wait_for_step(last_step(run) + random_int(5, 12)));
         REQUIRE(job.signal(rank, number));
         check_failed(job, run, concat("rank ", rank, " \\(host [^)]+\\) is dead: ", last_words));
@@ -58,7 +58,7 @@ void check_stopped_rank(int rank) {
     CAPTURE(rank);
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(3, run);
+    FailingJob job(3, run);
     REQUIRE(job.wait_for_step(random_int(5, 12)));
     REQUIRE(job.signal(rank, SIGSTOP));
     check_hung(job, run, rank, usual_launcher());
@@ -77,7 +77,7 @@ TEST_CASE("a rank that is stopped for less than the timeout only makes the other
     const fs::path run = directory / "run";
     const int rank = static_cast<int>(random_int(0, 2));
     CAPTURE(rank);
-    Job job(3, run, {"--set", concat("parallel.timeout_seconds=", timeout + grace)});
+    FailingJob job(3, run, {"--set", concat("parallel.timeout_seconds=", timeout + grace)});
     REQUIRE(job.wait_for_step(random_int(5, 12)));
     REQUIRE(job.signal(rank, SIGSTOP));
     std::this_thread::sleep_for(std::chrono::seconds(3));
@@ -92,7 +92,7 @@ TEST_CASE("no rank outlives mpirun that is killed", "[failure]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(run, mpirun(3) + train(run));
+    FailingJob job(run, mpirun(3) + train(run));
     REQUIRE(job.wait_for_step(random_int(5, 12)));
     REQUIRE(job.signal(-1, SIGKILL));
     CHECK(job.finish().exit_code == 128 + SIGKILL);
@@ -125,7 +125,7 @@ const std::string bad_data =
 TEST_CASE("one rank that reads bad data ends the job with the reason", "[failure]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(3, run, {"--set", "data.train=" + bad_shard(directory)});
+    FailingJob job(3, run, {"--set", "data.train=" + bad_shard(directory)});
     check_failed(job, run, bad_data);
     CHECK(last_step(run) < 8);
 }
@@ -135,9 +135,9 @@ TEST_CASE("one rank that reads bad data in an evaluation ends the job with the r
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     check_succeeds(launch(3) + train(run, {"--stop-at", "4"}));
-    Job job(3, run,
-            {"--set", "data.val=" + bad_shard(directory), "--set", "evaluation.max_tokens=0",
-             "--set", "evaluation.every=6"});
+    FailingJob job(3, run,
+                   {"--set", "data.val=" + bad_shard(directory), "--set", "evaluation.max_tokens=0",
+                    "--set", "evaluation.every=6"});
     check_failed(job, run, bad_data);
     CHECK(last_step(run) == 6);
     CHECK(newest_whole_checkpoint(run) == 4);
@@ -149,7 +149,7 @@ TEST_CASE("ranks agree on the step after which they stop when one of them gets a
           "[failure]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(3, run, {"--set", "checkpoint.every=0"});
+    FailingJob job(3, run, {"--set", "checkpoint.every=0"});
     REQUIRE(job.wait_for_step(random_int(3, 12)));
     // As with one rank, the exit code says whether it was Ctrl-C.
     const bool ctrl_c = random_int(0, 1);
@@ -168,7 +168,7 @@ TEST_CASE("a signal to one rank during a save or an evaluation ends the job afte
         const std::string reason = rank == 0 ? "SIGUSR1" : "a signal to another rank";
         {
             const fs::path run = directory / "saving";
-            Job job(3, run, larger + Arguments{"--set", "checkpoint.every=2"});
+            FailingJob job(3, run, larger + Arguments{"--set", "checkpoint.every=2"});
             const int64_t step = 2 * random_int(1, 4);
             char name[32];
             std::snprintf(name, sizeof name, "step-%08d.tmp", static_cast<int>(step));
@@ -180,7 +180,7 @@ TEST_CASE("a signal to one rank during a save or an evaluation ends the job afte
         }
         {
             const fs::path run = directory / "evaluating";
-            Job job(
+            FailingJob job(
                 3, run,
                 larger + Arguments{"--set", "evaluation.every=2", "--set",
                                    "evaluation.max_tokens=30000", "--set", "checkpoint.every=0"});
@@ -197,7 +197,7 @@ TEST_CASE("mpirun passes SIGUSR1 on, and the job ends after a checkpoint", "[fai
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(3, run);
+    FailingJob job(3, run);
     REQUIRE(job.wait_for_step(random_int(3, 12)));
     REQUIRE(job.signal(-1, SIGUSR1));
     check_saved(job, run, "SIGUSR1");
@@ -208,7 +208,7 @@ TEST_CASE("SIGTERM to mpirun ends the job and leaves whole checkpoints", "[failu
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(3, run);
+    FailingJob job(3, run);
     REQUIRE(job.wait_for_step(random_int(5, 12)));
     REQUIRE(job.signal(-1, SIGTERM));
     const ProgramResult result = job.finish();
@@ -233,7 +233,7 @@ TEST_CASE("SIGTERM to mpirun ends the job after a checkpoint if mpirun leaves th
     for (const Arguments& what : {Arguments{}, evaluating, saving}) {
         const TemporaryDirectory directory;
         const fs::path run = directory / "run";
-        Job job(3, run, quiet + what, patience);
+        FailingJob job(3, run, quiet + what, patience);
         REQUIRE(job.wait_until([&] { return fs::exists(run / "metrics.jsonl"); }));
         std::this_thread::sleep_for(
             std::chrono::milliseconds(random_int(300, 600)));  // in a step, or in what follows it
@@ -254,7 +254,7 @@ TEST_CASE("SIGTERM to mpirun ends the job after a checkpoint if mpirun leaves th
 TEST_CASE("a second signal ends a rank immediately, and so the job", "[failure][.][long]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(3, run, {"--set", concat("parallel.timeout_seconds=", timeout + grace)});
+    FailingJob job(3, run, {"--set", concat("parallel.timeout_seconds=", timeout + grace)});
     REQUIRE(job.wait_for_step(random_int(5, 12)));
     REQUIRE(job.signal(2, SIGSTOP));  // so that the first signal has no effect
     REQUIRE(job.signal(1, SIGTERM));
@@ -268,7 +268,7 @@ TEST_CASE("all ranks stop after the same step when the time is up", "[failure]")
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     {
-        Job job(3, run, {"--set", "schedule.max_minutes=0.01"});
+        FailingJob job(3, run, {"--set", "schedule.max_minutes=0.01"});
         check_saved(job, run, "schedule.max_minutes have passed");
     }
     CHECK(newest_whole_checkpoint(run) == last_step(run));
@@ -281,7 +281,7 @@ TEST_CASE(
     "[failure]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(3, run, {"--set", "optimizer.learning_rate=1e30"});
+    FailingJob job(3, run, {"--set", "optimizer.learning_rate=1e30"});
     const ProgramResult result = job.finish();
     INFO(result.output);
     CHECK(result.exit_code == 1);
@@ -306,7 +306,7 @@ TEST_CASE(
     "[failure]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(3, run);
+    FailingJob job(3, run);
     REQUIRE(job.wait_for_step(1));
     const auto limit = [&](rlim_t bytes) {
         const rlimit wanted{bytes, RLIM_INFINITY};
@@ -339,7 +339,7 @@ TEST_CASE("a rank that cannot start says why in one sentence, and all ranks end"
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     const auto check_refused = [&](const Arguments& command, const Arguments& parts) {
-        Job job(run, command);
+        FailingJob job(run, command);
         const ProgramResult result = job.finish();
         INFO(result.output);
         CHECK(result.exit_code > 0);
@@ -374,7 +374,7 @@ TEST_CASE("a rank that cannot start says why in one sentence, and all ranks end"
             std::printf("skipped: a small /dev/shm, since mounts are not permitted here\n");
             return;
         }
-        Job job(run, small + launch(3, Launcher::own) + train(run));
+        FailingJob job(run, small + launch(3, Launcher::own) + train(run));
         check_failed(job, run,
                      "rank [0-2] \\(host [^)]+\\): ranks on one host cannot share [0-9]+ KiB of "
                      "memory each: No space left on device; see `df /dev/shm` \\(containers: "
@@ -406,7 +406,7 @@ TEST_CASE("a signal to one rank at any moment of a start ends all ranks with its
         const int64_t milliseconds = random_int(0, 600);
         CAPTURE(name_of(launcher), rank, number, milliseconds);
         const fs::path run = directory / std::to_string(i);
-        Job job(3, run, {}, {}, launcher);
+        FailingJob job(3, run, {}, {}, launcher);
         REQUIRE(job.wait_until([&] {
             const auto processes = processes_of(run);
             return std::ranges::count_if(processes, [&](const Process& process) {
@@ -437,7 +437,7 @@ TEST_CASE("a start that fails on every rank is reported in one sentence", "[fail
     check_refused({"--set", "data.train=" + (directory / "missing_*.bin")},
                   directory / "missing_*.bin");
     check_refused({"--set", "batch.micro_batch=8"}, "2 micro-batches cannot feed 3 ranks");
-    Job first(2, run);
+    FailingJob first(2, run);
     REQUIRE(first.wait_for_step(5));
     check_refused({}, "another run is writing into " + run.string());
     REQUIRE(first.signal(0, SIGUSR1));
@@ -452,7 +452,7 @@ std::vector<double> losses_of(const fs::path& run) {
     std::ifstream lines(run / "metrics.jsonl");
     std::vector<double> losses;
     for (std::string line; std::getline(lines, line);)
-        losses.push_back(Json::parse(line).at("loss"));
+        losses.push_back(SortedJson::parse(line).at("loss"));
     return losses;
 }
 
@@ -464,7 +464,7 @@ TEST_CASE("a cable that is cut ends the ranks on both of its sides within the ti
     if (nodes.skip_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(run, nodes.mpirun_on_both(4) + train(run));
+    FailingJob job(run, nodes.mpirun_on_both(4) + train(run));
     REQUIRE(job.wait_for_step(random_int(5, 12)));
     nodes.cut();
     job.mark();
@@ -483,7 +483,7 @@ TEST_CASE("a rank of another host that is killed ends the job", "[failure][.][lo
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     for (const int rank : {0, 3}) {
-        Job job(run, nodes.mpirun_on_both(4) + train(run));
+        FailingJob job(run, nodes.mpirun_on_both(4) + train(run));
         REQUIRE(job.wait_for_step(last_step(run) + random_int(5, 12)));
         REQUIRE(job.signal(rank, SIGKILL));
         check_failed(job, run,

@@ -26,12 +26,12 @@ Settings short_run(int steps, int every) {
 }
 
 /// The "tensors" of each step, or its "input".
-std::map<int64_t, Json> fingerprints_of(const std::string& run,
-                                        const std::string& what = "tensors") {
-    std::map<int64_t, Json> all;
+std::map<int64_t, SortedJson> fingerprints_of(const std::string& run,
+                                              const std::string& what = "tensors") {
+    std::map<int64_t, SortedJson> all;
     std::istringstream lines(read(run + "/fingerprints.jsonl"));
     for (std::string line; std::getline(lines, line);) {
-        const Json json = Json::parse(line);
+        const SortedJson json = SortedJson::parse(line);
         CHECK(all.emplace(json.at("step"), json.at(what)).second);
     }
     return all;
@@ -39,7 +39,7 @@ std::map<int64_t, Json> fingerprints_of(const std::string& run,
 
 /// A step's fingerprints of masters and moments must be those of the values in its checkpoint.
 void check_state(const std::string& run, int64_t step) {
-    const Json tensors = fingerprints_of(run).at(step);
+    const SortedJson tensors = fingerprints_of(run).at(step);
     std::vector<std::string> different;
     size_t checked = 0;
     for (const auto& [name, values] : state_of(run, step)) {
@@ -94,7 +94,7 @@ std::pair<int64_t, int64_t> window_in(const std::string& output) {
 
 TEST_CASE("fingerprints are hashes of the state, whatever ranks share it and how",
           "[fingerprint]") {
-    const Job job(6, short_run(4, 3) + random_dtype().settings());
+    const TrainingJob job(6, short_run(4, 3) + random_dtype().settings());
     check_state(job.train(1, "one"), 4);
     const auto ranks = static_cast<int>(random_int(2, 3));
     CAPTURE(ranks);
@@ -104,7 +104,7 @@ TEST_CASE("fingerprints are hashes of the state, whatever ranks share it and how
         runs[stage] = job.train(ranks, concat("zero-", stage), zero(stage));
         check_state(runs[stage], 4);
     }
-    const std::map<int64_t, Json> of_stage_1 = fingerprints_of(runs[1]);
+    const std::map<int64_t, SortedJson> of_stage_1 = fingerprints_of(runs[1]);
     CHECK(of_stage_1.size() == 2);
     CHECK(of_stage_1.contains(3));
     CHECK(fingerprints_of(runs[0]) == of_stage_1);
@@ -112,7 +112,7 @@ TEST_CASE("fingerprints are hashes of the state, whatever ranks share it and how
     CHECK(of_stage_1.at(3) != of_stage_1.at(4));
 
     // The input does not depend on ranks.
-    const std::map<int64_t, Json> input = fingerprints_of(job.path("one"), "input");
+    const std::map<int64_t, SortedJson> input = fingerprints_of(job.path("one"), "input");
     CHECK(input.at(3) != input.at(4));
     for (const std::string& run : runs) CHECK(fingerprints_of(run, "input") == input);
     // Sequences that context-parallel ranks can share
@@ -123,7 +123,7 @@ TEST_CASE("fingerprints are hashes of the state, whatever ranks share it and how
                           {"batch.tokens_per_step", std::to_string(whole.batch.tokens_per_step /
                                                                    whole.sequence_length() * T)},
                           {"schedule.steps", "3"}};
-    const std::map<int64_t, Json> of_longer =
+    const std::map<int64_t, SortedJson> of_longer =
         fingerprints_of(job.train(1, "longer", longer), "input");
     for (const Settings& mesh : {Settings{{"parallel.pipeline", "2"}},
                                  {{"parallel.tensor", "2"}, {"model.n_head", "2"}},
@@ -136,13 +136,13 @@ TEST_CASE("fingerprints are hashes of the state, whatever ranks share it and how
 }
 
 TEST_CASE("fingerprints of a pipeline have all tensors of the model", "[fingerprint]") {
-    const Job job(4, short_run(2, 1));
+    const TrainingJob job(4, short_run(2, 1));
     check_state(job.train(2, "stages", {{"parallel.pipeline", "2"}}), 2);
 }
 
 TEST_CASE("a replay computes a run's steps again and leaves the run as it is", "[fingerprint]") {
-    const Job job(3,
-                  short_run(9, 2) + Settings{{"checkpoint.every", "4"}, {"evaluation.every", "3"}});
+    const TrainingJob job(
+        3, short_run(9, 2) + Settings{{"checkpoint.every", "4"}, {"evaluation.every", "3"}});
     const std::string run = job.train(1, "run");
     const std::map<std::string, std::string> before = tree_of(run);
 
@@ -185,7 +185,7 @@ TEST_CASE("a replay computes a run's steps again and leaves the run as it is", "
 
 TEST_CASE("a replay names the kind, the tensor and the steps in which a bit flipped",
           "[fingerprint]") {
-    const Job job(
+    const TrainingJob job(
         2, short_run(8, 1) + Settings{{"checkpoint.every", "3"}} + random_dtype().settings());
     const std::string run = job.train(1, "run");
     const std::vector<Parameter> parameters = job.parameters();
@@ -210,7 +210,7 @@ TEST_CASE("a replay names the kind, the tensor and the steps in which a bit flip
 
 TEST_CASE("a flipped bit lies after the last equal fingerprint and up to the first difference",
           "[fingerprint]") {
-    const Job job(4, short_run(10, 5));
+    const TrainingJob job(4, short_run(10, 5));
     const Parameter p = job.parameters()[static_cast<size_t>(random_int(0, 5))];
     const char* kind = random_int(0, 1) ? "gradient" : "master";
     const int64_t element = random_int(0, p.numel() - 1), step = random_int(6, 9);
@@ -235,8 +235,8 @@ TEST_CASE("a flipped bit lies after the last equal fingerprint and up to the fir
 TEST_CASE(
     "a bit that flips in one rank's copy of the state ends the run, which names tensor and rank",
     "[fingerprint]") {
-    const Job job(6, short_run(12, 3) + zero(0) + Settings{{"checkpoint.every", "1"}} +
-                         random_dtype().settings());
+    const TrainingJob job(6, short_run(12, 3) + zero(0) + Settings{{"checkpoint.every", "1"}} +
+                                 random_dtype().settings());
     const std::vector<Parameter> parameters = job.parameters();
     for (const int ranks : {2, 3})
         for (const std::string kind : {"master", "m", "v"}) {
@@ -271,9 +271,9 @@ TEST_CASE(
 }
 
 TEST_CASE("any ranks replay the bits of a run with exact sums", "[fingerprint]") {
-    const Job job(5, short_run(6, 1) +
-                         Settings{{"checkpoint.every", "2"}, {"kernels.gemm", "own"}} +
-                         random_dtype().settings());
+    const TrainingJob job(5, short_run(6, 1) +
+                                 Settings{{"checkpoint.every", "2"}, {"kernels.gemm", "own"}} +
+                                 random_dtype().settings());
     const int ranks = static_cast<int>(random_int(1, 4)), others = ranks % 4 + 1;
     const Settings stage = zero(static_cast<int>(random_int(0, 3)));
     CAPTURE(ranks, others);
@@ -294,7 +294,7 @@ TEST_CASE("any ranks replay the bits of a run with exact sums", "[fingerprint]")
 }
 
 TEST_CASE("two ranks replay a run of one rank, and come close to it", "[fingerprint]") {
-    const Job job(4, short_run(4, 2) + Settings{{"parallel.sums", "fp32"}});
+    const TrainingJob job(4, short_run(4, 2) + Settings{{"parallel.sums", "fp32"}});
     const std::string run = job.train(1, "run");
     const std::string into = job.path("again");
     const ProgramResult result = run_ranks(2, replay_command(run, 4, {"--into", into}));
@@ -310,9 +310,9 @@ TEST_CASE("two ranks replay a run of one rank, and come close to it", "[fingerpr
 }
 
 TEST_CASE("a run takes the choices of another one", "[fingerprint]") {
-    const Job job(8, short_run(2, 0) + Settings{{"batch.micro_batch", "0"}});
+    const TrainingJob job(8, short_run(2, 0) + Settings{{"batch.micro_batch", "0"}});
     const auto micro_batch = [&](const std::string& run) {
-        return Json::parse(read(run + "/choices.json")).at("micro_batch").get<int>();
+        return SortedJson::parse(read(run + "/choices.json")).at("micro_batch").get<int>();
     };
     const std::string one = job.train(1, "one", {{"batch.micro_batch", "1"}});
     REQUIRE(micro_batch(one) == 1);
@@ -323,7 +323,8 @@ TEST_CASE("a run takes the choices of another one", "[fingerprint]") {
 }
 
 TEST_CASE("a replay that cannot tell anything is refused before it begins", "[fingerprint]") {
-    const Job job(2, short_run(9, 3) + Settings{{"log.every", "3"}, {"checkpoint.every", "4"}});
+    const TrainingJob job(
+        2, short_run(9, 3) + Settings{{"log.every", "3"}, {"checkpoint.every", "4"}});
     const std::string run = job.train(1, "run", {}, {"--stop-at", "6"});
     check_refused(replay(run, 7), {"has come to step 6", "--to is 7"});
     check_refused(replay(run, 5), {"has recorded nothing of step 5", "--to"});

@@ -77,7 +77,7 @@ struct Steps {
 /// With the scales of one step, ranks and one rank round the same numbers to the same codes. What
 /// differs is the order of sums, in bf16 also their rounding before ranks add them up, and in few
 /// places the code that a number next to the middle of two codes becomes.
-void check_case(const World& part, const Device& device, const MeshCase& c, uint64_t seed) {
+void check_fp8_case(const World& part, const Device& device, const MeshCase& c, uint64_t seed) {
     const std::string name = device.is_cuda() ? "cuda" : "cpu";
     CAPTURE(mesh_job::name_of(c), name, seed);
     Fp8History known;
@@ -118,10 +118,10 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     CHECK(errors[errors.size() / 2] < (std::string(c.dtype) == "bf16" ? 0x1p-5 : 0x1p-18));
 }
 
-void check_meshes(const Device& device, const World& world, std::span<const MeshCase> cases) {
+void check_fp8_meshes(const Device& device, const World& world, std::span<const MeshCase> cases) {
     const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
     on_parts(world, cases, [&](const World& part, const MeshCase& c, size_t number) {
-        check_case(part, device, c, seed + 101 * number);
+        check_fp8_case(part, device, c, seed + 101 * number);
     });
 }
 
@@ -154,7 +154,7 @@ void check_nan(const World& part, const MeshCase& c, uint64_t seed) {
 
 TEST_CASE("ranks: fp8 meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
-    check_meshes(Device{}, World::join(), meshes);
+    check_fp8_meshes(Device{}, World::join(), meshes);
 }
 
 TEST_CASE("ranks: a weight that is not finite in fp8", "[.ranks]") {
@@ -194,7 +194,7 @@ constexpr MeshCase gpu_meshes[] = {
 TEST_CASE("ranks: fp8 gpu meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
-    check_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
+    check_fp8_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
 }
 
 TEST_CASE("GPUs that share products or sequences have the same scales, one GPU's but for rounding",
@@ -207,19 +207,19 @@ TEST_CASE("GPUs that share products or sequences have the same scales, one GPU's
 
 TEST_CASE("a run in fp8 with int8 moments continues on other ranks with the same bytes",
           "[fp8][mesh][training]") {
-    const Job job(6, {{"parallel.sums", "exact"},
-                      {"kernels.gemm", "own"},
-                      {"model.n_embd", "64"},
-                      {"model.n_head", "4"},
-                      {"model.n_ctx", "16"},
-                      {"batch.sequence_length", "16"},
-                      {"batch.micro_batch", "1"},
-                      {"batch.tokens_per_step", "96"},
-                      {"checkpoint.every", "7"},
-                      {"optimizer.state_dtype", "int8"},
-                      {"precision.fp8", "delayed"},
-                      {"precision.fp8_skip", "[\"0\", \"1.down\"]"},
-                      {"precision.dtype", random_dtype().name}});
+    const TrainingJob job(6, {{"parallel.sums", "exact"},
+                              {"kernels.gemm", "own"},
+                              {"model.n_embd", "64"},
+                              {"model.n_head", "4"},
+                              {"model.n_ctx", "16"},
+                              {"batch.sequence_length", "16"},
+                              {"batch.micro_batch", "1"},
+                              {"batch.tokens_per_step", "96"},
+                              {"checkpoint.every", "7"},
+                              {"optimizer.state_dtype", "int8"},
+                              {"precision.fp8", "delayed"},
+                              {"precision.fp8_skip", "[\"0\", \"1.down\"]"},
+                              {"precision.dtype", random_dtype().name}});
     const std::string one = job.train(1, "one", {{"checkpoint.async", "on"}});
     CHECK(metrics_of(one)[3].contains("fp8_saturated"));
     const auto check_same = [&](const std::string& other, const char* step) {
@@ -239,15 +239,15 @@ TEST_CASE("a run in fp8 with int8 moments continues on other ranks with the same
 
 TEST_CASE("a run that resumes with more products in fp8 says so, and keeps the others' history",
           "[fp8][training]") {
-    const Job job(2, {{"model.n_embd", "64"},
-                      {"model.n_head", "4"},
-                      {"model.n_ctx", "16"},
-                      {"batch.sequence_length", "16"},
-                      {"schedule.steps", "5"},
-                      {"batch.micro_batch", "1"},
-                      {"batch.tokens_per_step", "32"},
-                      {"precision.fp8", "delayed"},
-                      {"precision.dtype", random_dtype().name}});
+    const TrainingJob job(2, {{"model.n_embd", "64"},
+                              {"model.n_head", "4"},
+                              {"model.n_ctx", "16"},
+                              {"batch.sequence_length", "16"},
+                              {"schedule.steps", "5"},
+                              {"batch.micro_batch", "1"},
+                              {"batch.tokens_per_step", "32"},
+                              {"precision.fp8", "delayed"},
+                              {"precision.dtype", random_dtype().name}});
     const Command command =
         job.command("train", "run", {{"precision.fp8_skip", "[\"0\"]"}}, {"--stop-at", "3"});
     run_program(command);

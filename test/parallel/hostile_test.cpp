@@ -655,7 +655,7 @@ TEST_CASE("a thousand idle connections at the ports of ranks do not end training
     const Descriptors many(8192);
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(2, run, {}, {}, Launcher::own);
+    FailingJob job(2, run, {}, {}, Launcher::own);
     REQUIRE(job.wait_for_step(3));
     std::list<std::vector<Socket>> idle;
     std::map<pid_t, size_t> before;

@@ -43,11 +43,6 @@ using net::Clock, net::Socket;
 
 namespace {
 
-Environment operator+(Environment a, const Environment& b) {
-    for (const auto& [name, value] : b) a[name] = value;
-    return a;
-}
-
 Place place_in(const Environment& environment, bool has_mpi = true) {
     return find_place(
         [&](const std::string& name) {
@@ -659,7 +654,7 @@ TEST_CASE("a rank that ends before all have met, or starts late, is only waited 
 // ---- Training -----------------------------------------------------------------------------------
 
 TEST_CASE("ranks train the same bits whatever started them", "[launch][training]") {
-    const training_job::Job job(4);
+    const training_job::TrainingJob job(4);
     for (const int ranks : {1, 2, 3, 4}) {
         std::string first;
         for (const Launcher launcher : launchers()) {
@@ -693,7 +688,7 @@ TEST_CASE("of ranks that met over TCP, one that is killed or stopped ends all wi
         const bool stops = rank == stopped;
         CAPTURE(rank, name_of(launcher), stops);
         const fs::path run = directory / concat("run-", rank);
-        failing_job::Job job(3, run, {}, {}, launcher);
+        failing_job::FailingJob job(3, run, {}, {}, launcher);
         REQUIRE(job.wait_for_step(random_int(5, 12)));
         REQUIRE(job.signal(rank, stops ? SIGSTOP : SIGKILL));
         if (stops)
@@ -709,7 +704,7 @@ TEST_CASE("ranks that met over TCP stop together after a checkpoint, and resume"
           "[launch][failure]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    failing_job::Job job(3, run, {}, {}, over_tcp[random_int(0, 2)]);
+    failing_job::FailingJob job(3, run, {}, {}, over_tcp[random_int(0, 2)]);
     REQUIRE(job.wait_for_step(random_int(3, 12)));
     REQUIRE(job.signal(1, SIGUSR1));
     check_saved(job, run, "a signal to another rank");
@@ -772,7 +767,7 @@ TEST_CASE("a cut cable between hosts whose ranks met over TCP ends both sides",
     if (nodes.skip()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    failing_job::Job job(run, nodes.launch(4, false) + train(run));
+    failing_job::FailingJob job(run, nodes.launch(4, false) + train(run));
     REQUIRE(job.wait_for_step(random_int(5, 12)));
     nodes.cut();
     job.mark();

@@ -19,7 +19,7 @@ using namespace train_gpt::mesh_job;
 
 namespace {
 
-constexpr MeshCase few_meshes[] = {
+constexpr MeshCase few_matrix_meshes[] = {
     trains("gpt2", 4).muon(),
     trains("llama", 4).data(4).zero(1).muon(),
     trains("qwen3", 4).data(2).muon(),
@@ -30,7 +30,7 @@ constexpr MeshCase few_meshes[] = {
     trains("gpt2", 4).data(4).zero(2).shard_ranks(2).muon(),
     trains("llama", 4).data(2).zero(1).pipeline(2, "interleaved", 2).muon(),
 };
-constexpr MeshCase more_meshes[] = {
+constexpr MeshCase more_matrix_meshes[] = {
     trains("llama", 8).tensor(2).data(4).zero(1).shard_ranks(2).muon(),
     trains("gpt2", 8).tensor(4).data(2).zero(3).muon(),
     trains("qwen3", 8).data(7).zero(2).muon(),
@@ -124,7 +124,7 @@ void check_mesh(const World& part, const Config& config, const MeshCase& c) {
     if (run.mesh().size({Axis::data, Axis::context, Axis::tensor}) > s.replicas) CHECK(sums[0] > 0);
 }
 
-void check_meshes(const World& world, std::span<const MeshCase> cases) {
+void check_matrix_meshes(const World& world, std::span<const MeshCase> cases) {
     const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
     for (size_t i = 0; i < cases.size(); ++i) {
         const MeshCase& c = cases[i];
@@ -216,12 +216,12 @@ TEST_CASE("Muon reads exact sums on the grids of a tensor's blocks, wherever its
 
 TEST_CASE("ranks: few matrices", "[.ranks]") {
     if (skip_outside_ranks()) return;
-    check_meshes(World::join(), few_meshes);
+    check_matrix_meshes(World::join(), few_matrix_meshes);
 }
 
 TEST_CASE("ranks: more matrices", "[.ranks]") {
     if (skip_outside_ranks()) return;
-    check_meshes(World::join(), more_meshes);
+    check_matrix_meshes(World::join(), more_matrix_meshes);
 }
 
 TEST_CASE("owners get whole matrices from ranks that hold parts of them, and hand them back",

@@ -62,7 +62,7 @@ void check_killed(const SplitRanks& split, int rank) {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     {
-        Job job(split.ranks(), run, split.settings());
+        FailingJob job(split.ranks(), run, split.settings());
         REQUIRE(job.wait_for_step(random_int(5, 12)));
         REQUIRE(job.signal(rank, SIGKILL));
         check_failed(job, run, split.named(rank) + " is dead: " + last_words);
@@ -78,7 +78,7 @@ void check_stopped(const SplitRanks& split, int rank) {
     CAPTURE(split.settings(), rank);
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(split.ranks(), run, split.settings());
+    FailingJob job(split.ranks(), run, split.settings());
     REQUIRE(job.wait_for_step(random_int(5, 12)));
     REQUIRE(job.signal(rank, SIGSTOP));
     check_hung(job, run, rank, usual_launcher(), split.place(rank));
@@ -100,8 +100,8 @@ void check_without_memory(const SplitRanks& split, int rank) {
     // A rank of a model of gigabytes needs much more than its address space may grow to.
     const Arguments large{"--set", "model.n_embd=2048",     "--set", "model.n_head=16",
                           "--set", "model.vocab_size=30000"};
-    Job job(run, mpirun(split.ranks()) + limited(rank, "ulimit -v 1400000") +
-                     train(run, large + split.settings()));
+    FailingJob job(run, mpirun(split.ranks()) + limited(rank, "ulimit -v 1400000") +
+                            train(run, large + split.settings()));
     check_failed(job, run, split.named(rank) + " failed: the system refused [^\n]* of memory");
 }
 
@@ -154,8 +154,8 @@ TEST_CASE("a rank whose GPU has too little memory for its part of the weights is
         const fs::path run = directory / "run";
         const int rank = random_rank(split);
         CAPTURE(split.settings(), rank);
-        Job job(run, mpirun(2) + limited(rank, "export GPUSIM_MEM=100M") +
-                         train(run, Arguments{"--set", "device=cuda"} + split.settings()));
+        FailingJob job(run, mpirun(2) + limited(rank, "export GPUSIM_MEM=100M") +
+                                train(run, Arguments{"--set", "device=cuda"} + split.settings()));
         check_failed(job, run,
                      split.named(rank) + " failed: this run needs [^\n]* of GPU memory, but only ");
     }
@@ -195,7 +195,7 @@ TEST_CASE("tensor-parallel groups cross nodes only where the configuration allow
     };
     {
         const fs::path run = directory / "refused";
-        Job job(run, nodes.mpirun_on_both(4) + train(run, of(4, "false")));
+        FailingJob job(run, nodes.mpirun_on_both(4) + train(run, of(4, "false")));
         const ProgramResult result = job.finish();
         INFO(result.output);
         CHECK(result.exit_code > 0);

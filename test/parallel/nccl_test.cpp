@@ -523,12 +523,12 @@ TEST_CASE("a run caps NCCL's blocks, and registers and forgets its buffers",
     std::optional<Environment> environment = observed(folder);
     if (!environment) return;
     const auto blocks = random_int(1, 32);
-    const Job job(2, {{"device", "cuda"},
-                      {"schedule.steps", "2"},
-                      {"schedule.warmup_steps", "1"},
-                      {"data.val", ""},
-                      {"parallel.nccl_max_ctas", std::to_string(blocks)},
-                      {"parallel.reserved_sms", "3"}});
+    const TrainingJob job(2, {{"device", "cuda"},
+                              {"schedule.steps", "2"},
+                              {"schedule.warmup_steps", "1"},
+                              {"data.val", ""},
+                              {"parallel.nccl_max_ctas", std::to_string(blocks)},
+                              {"parallel.reserved_sms", "3"}});
     job.train(2, "run", {}, {}, *environment);
     for (const int rank : {0, 1}) {
         const std::vector<std::string> calls = calls_of(folder, rank);

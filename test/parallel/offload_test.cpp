@@ -237,15 +237,15 @@ TEST_CASE("all inputs of blocks go to the host, and all but the last three come 
 
 TEST_CASE("state is fetched for the bucket after next while a bucket is updated, and fits the plan",
           "[offload][training]") {
-    const Job job(4, Settings{{"precision.dtype", "bf16"},
-                              {"model.n_embd", "128"},
-                              {"model.n_head", "4"},
-                              {"model.n_ctx", "64"},
-                              {"batch.sequence_length", "64"},
-                              {"batch.micro_batch", "2"},
-                              {"batch.tokens_per_step", "128"},
-                              {"memory.offload", R"(["optimizer", "activations"])"},
-                              {"memory.recompute", "block"}});
+    const TrainingJob job(4, Settings{{"precision.dtype", "bf16"},
+                                      {"model.n_embd", "128"},
+                                      {"model.n_head", "4"},
+                                      {"model.n_ctx", "64"},
+                                      {"batch.sequence_length", "64"},
+                                      {"batch.micro_batch", "2"},
+                                      {"batch.tokens_per_step", "128"},
+                                      {"memory.offload", R"(["optimizer", "activations"])"},
+                                      {"memory.recompute", "block"}});
     MeshRun run(World(), Device{}, job.config());
     run.step();
     Trainer& trainer = run.trainer();
@@ -504,10 +504,10 @@ TEST_CASE("late order: inputs of blocks", "[.late]") {
 
 TEST_CASE("late order: a step", "[.late]") {
     if (!has_late_streams()) return;
-    const Job job(2, Settings{{"device", "cuda"},
-                              {"precision.dtype", "bf16"},
-                              {"memory.offload", R"(["optimizer", "activations"])"},
-                              {"memory.recompute", "block"}});
+    const TrainingJob job(2, Settings{{"device", "cuda"},
+                                      {"precision.dtype", "bf16"},
+                                      {"memory.offload", R"(["optimizer", "activations"])"},
+                                      {"memory.recompute", "block"}});
     MeshRun run(World(), test_devices().back(), job.config());
     run.step();
     Trainer& trainer = run.trainer();
@@ -670,13 +670,13 @@ TEST_CASE(
                                        {{"model.family", "qwen3_moe"},
                                         {"model.n_expert", "5"},
                                         {"model.n_expert_per_token", "2"}}};
-    const Job job(4, models[static_cast<size_t>(random_int(0, 2))] +
-                         zero(static_cast<int>(random_int(0, 3))) +
-                         Settings{{"device", "cuda"},
-                                  {"precision.dtype", random_int(0, 3) ? "bf16" : "fp32"},
-                                  {"memory.recompute", random_int(0, 1) ? "block" : "none"},
-                                  {"schedule.steps", "5"},
-                                  {"checkpoint.every", "2"}});
+    const TrainingJob job(4, models[static_cast<size_t>(random_int(0, 2))] +
+                                 zero(static_cast<int>(random_int(0, 3))) +
+                                 Settings{{"device", "cuda"},
+                                          {"precision.dtype", random_int(0, 3) ? "bf16" : "fp32"},
+                                          {"memory.recompute", random_int(0, 1) ? "block" : "none"},
+                                          {"schedule.steps", "5"},
+                                          {"checkpoint.every", "2"}});
     const std::vector<std::string> words{"optimizer", "activations",
                                          R"(["optimizer", "activations"])"};
     const Settings offload{{"memory.offload", words[static_cast<size_t>(random_int(0, 2))]}};

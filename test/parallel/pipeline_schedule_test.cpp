@@ -173,7 +173,7 @@ std::string fault_of(const PipelineSchedule& schedule) {
     return "";
 }
 
-PipelineTimes same_times(const PipelineSchedule& schedule, double F, double I, double W) {
+PipelineTimes equal_times(const PipelineSchedule& schedule, double F, double I, double W) {
     return {.stages = std::vector<StageTimes>(static_cast<size_t>(schedule.stages), {F, I, W})};
 }
 
@@ -214,7 +214,7 @@ TEST_CASE("ranks of a pipeline idle as long as its schedule's formula says",
         const int expected =
             (p - 1) *
             (shape.kind == PipelineKind::zero_bubble ? F + I - std::min({F, I, W}) : F + I + W);
-        const PipelineTimeline timeline = simulate(schedule, same_times(schedule, F, I, W));
+        const PipelineTimeline timeline = simulate(schedule, equal_times(schedule, F, I, W));
         INFO(text_of(shape) << ", F " << F << ", I " << I << ", W " << W);
         for (const double idle : timeline.idle) REQUIRE(idle == expected);
         const int busy = (F + I + W) * shape.micro_batches * schedule.stages / p;
@@ -228,7 +228,7 @@ TEST_CASE("the idle time in micro-batches is that of a schedule whose works take
     for (const PipelineShape& shape : shapes(9, 20)) {
         if (shape.kind == PipelineKind::zero_bubble && shape.micro_batches < shape.ranks) continue;
         const PipelineSchedule schedule = pipeline_schedule(shape);
-        const double idle = simulate(schedule, same_times(schedule, 1, 1, 1)).idle.front();
+        const double idle = simulate(schedule, equal_times(schedule, 1, 1, 1)).idle.front();
         INFO(text_of(shape));
         REQUIRE(idle_micro_batches(shape.kind, shape.ranks, shape.stages_per_rank) ==
                 Approx(idle / (3 * shape.stages_per_rank)));
@@ -240,7 +240,7 @@ TEST_CASE("zero bubble idles a third of 1F1B's time if forward and both halves t
     for (const auto& [p, m] : {std::pair{2, 2}, {4, 8}, {8, 64}, {64, 512}}) {
         const auto idle = [&](PipelineKind kind) {
             const PipelineSchedule schedule = pipeline_schedule({kind, p, 1, m});
-            return simulate(schedule, same_times(schedule, 1, 1, 1)).idle.front();
+            return simulate(schedule, equal_times(schedule, 1, 1, 1)).idle.front();
         };
         CHECK(3 * idle(PipelineKind::zero_bubble) == idle(PipelineKind::one_f_one_b));
     }
@@ -252,7 +252,7 @@ TEST_CASE("GPipe and 1F1B lose no time to sends that wait, if sends take none",
         for (const auto& [p, m] : {std::pair{2, 1}, {3, 7}, {5, 12}, {64, 100}}) {
             const PipelineSchedule schedule = pipeline_schedule({kind, p, 1, m});
             const auto time = [] { return static_cast<double>(random_int(1, 9)); };
-            const PipelineTimes times = same_times(schedule, time(), time(), time());
+            const PipelineTimes times = equal_times(schedule, time(), time(), time());
             CHECK(simulate(schedule, times, PipelineTransport::blocking).makespan ==
                   simulate(schedule, times).makespan);
         }

@@ -227,8 +227,8 @@ TEST_CASE("pipelines compute what one rank computes, bit for bit, in every sched
 
 TEST_CASE("a profile of a pipeline has a table of each stage", "[pipeline][training]") {
     if (skip_without_mpirun()) return;
-    const Job job(4,
-                  {{"parallel.pipeline", "2"}, {"schedule.steps", "4"}, {"evaluation.every", "0"}});
+    const TrainingJob job(
+        4, {{"parallel.pipeline", "2"}, {"schedule.steps", "4"}, {"evaluation.every", "0"}});
     const ProgramResult result = job.start(2, "run", {}, {"--profile", "2"});
     INFO(result.output);
     REQUIRE(result.exit_code == 0);

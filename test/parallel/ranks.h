@@ -35,6 +35,12 @@ struct ProgramResult {
 /// Variables that are added to the environment of a program; they override existing ones.
 using Environment = std::map<std::string, std::string>;
 
+/// Both, with the values of `b` for what is in both.
+inline Environment operator+(Environment a, const Environment& b) {
+    for (const auto& [name, value] : b) a[name] = value;
+    return a;
+}
+
 /// Sets variables of this process while it lives.
 class ScopedEnvironment {
   public:

@@ -191,7 +191,7 @@ class Storm {
         const std::string aim = kind == 0 ? "a start" : kind < 3 ? "a step" : "a save";
         CAPTURE(tally_.kills, described(command), aim, before, saved_);
         // Ranks that were not killed wait so long for one that was before they all met.
-        Job job(run_, command, {{"TRAIN_GPT_JOIN_SECONDS", "10"}});
+        FailingJob job(run_, command, {{"TRAIN_GPT_JOIN_SECONDS", "10"}});
         std::vector<Process> processes;
         if (kind > 0) {
             job.wait_until([&] {
@@ -245,7 +245,7 @@ class Storm {
     }
 
     /// Until some checkpoint has a random share of its bytes.
-    void wait_for_save(Job& job) const {
+    void wait_for_save(FailingJob& job) const {
         std::set<fs::path> seen;
         const auto wanted = static_cast<size_t>(random_int(1, 4));
         const auto share = static_cast<uintmax_t>(random_int(0, 99));

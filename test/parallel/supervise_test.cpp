@@ -37,17 +37,17 @@ Arguments run_arguments(const fs::path& run, const Arguments& more = {}) {
 }
 
 /// Waits until the condition holds, and shows what the job has printed if it ends without it.
-void require_while_running(Job& job, const std::function<bool()>& condition) {
+void require_while_running(FailingJob& job, const std::function<bool()>& condition) {
     if (job.wait_until(condition)) return;
     FAIL("the job has ended: " << job.finish().output);
 }
 
 /// The events of a job, by name.
-std::vector<Json> events_of(const fs::path& run, const std::string& name) {
-    std::vector<Json> events;
+std::vector<SortedJson> events_of(const fs::path& run, const std::string& name) {
+    std::vector<SortedJson> events;
     std::ifstream file(run / "supervise.jsonl");
     for (std::string line; std::getline(file, line);) {
-        const Json json = Json::parse(line);
+        const SortedJson json = SortedJson::parse(line);
         if (json.at("event") == name) events.push_back(json);
     }
     return events;
@@ -59,16 +59,16 @@ void check_history(const fs::path& run) {
     const ProgramResult verified = run_program({binary(), "verify", run});
     INFO(verified.output);
     CHECK(verified.exit_code == 0);
-    std::vector<Json> expected, found;
+    std::vector<SortedJson> expected, found;
     bool begun = false;
     std::ifstream events(run / "supervise.jsonl"), history(run / "history.jsonl");
     for (std::string line; std::getline(events, line);)
-        if (begun || Json::parse(line).at("event") == "ranks_end") {
+        if (begun || SortedJson::parse(line).at("event") == "ranks_end") {
             begun = true;
-            expected.push_back(Json::parse(line));
+            expected.push_back(SortedJson::parse(line));
         }
     for (std::string line; std::getline(history, line);) {
-        Json event = Json::parse(line);
+        SortedJson event = SortedJson::parse(line);
         event.erase("previous");
         for (const char* name : {"ranks_start", "ranks_end", "host_out", "supervisor_end"})
             if (event.at("event") == name) found.push_back(event);
@@ -124,9 +124,10 @@ const Arguments quick_selfcheck{"--selfcheck", "--max-bytes 65536 --tolerance 10
 double cut_a_job(const Hosts& hosts, const Cut& cut) {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(run, hosts.supervise(cut.spare ? 3 : 2, cut.spare ? 1 : 0,
-                                 cut.selfcheck ? quick_selfcheck : Arguments{"--no-selfcheck"}) +
-                     run_arguments(run));
+    FailingJob job(run,
+                   hosts.supervise(cut.spare ? 3 : 2, cut.spare ? 1 : 0,
+                                   cut.selfcheck ? quick_selfcheck : Arguments{"--no-selfcheck"}) +
+                       run_arguments(run));
     const int64_t step = random_int(3, steps - 30);
     CAPTURE(cut.host, cut.cable, cut.spare, step);
     require_while_running(job, [&] { return last_step(run) >= step; });
@@ -143,7 +144,7 @@ double cut_a_job(const Hosts& hosts, const Cut& cut) {
     const ProgramResult result = job.finish();
     INFO(result.output);
     CHECK(result.exit_code == 0);
-    const std::vector<Json> starts = events_of(run, "ranks_start");
+    const std::vector<SortedJson> starts = events_of(run, "ranks_start");
     REQUIRE(starts.size() == 2);
     CHECK(starts[0].at("ranks") == 6);
     CHECK(starts[1].at("ranks") == (cut.spare ? 6 : 3));
@@ -215,7 +216,8 @@ TEST_CASE("a supervised job begins with selfchecks, and a signal ends it after a
     const auto [signal, code] = random_int(0, 1) ? std::pair{SIGINT, 130} : std::pair{SIGTERM, 75};
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(run, hosts.supervise(2, 0, quick_selfcheck) + endless(run), {{"NCCL_DEBUG", "WARN"}});
+    FailingJob job(run, hosts.supervise(2, 0, quick_selfcheck) + endless(run),
+                   {{"NCCL_DEBUG", "WARN"}});
     require_while_running(job, [&] { return last_step(run) >= 3; });
     for (const Process& process : processes_of(run)) {
         if (process.rank < 0) continue;
@@ -240,9 +242,9 @@ TEST_CASE("a job on this machine alone needs no hosts file, and a rank that is k
           "[supervise]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(run, Arguments{binary(), "supervise", "--ranks", "2", "--no-selfcheck", "--threads",
-                           "1", "--"} +
-                     endless(run, {"--set", "schedule.steps=300"}));
+    FailingJob job(run, Arguments{binary(), "supervise", "--ranks", "2", "--no-selfcheck",
+                                  "--threads", "1", "--"} +
+                            endless(run, {"--set", "schedule.steps=300"}));
     require_while_running(job, [&] { return last_step(run) >= 3; });
     REQUIRE(job.signal(1, SIGKILL));
     const ProgramResult result = job.finish();
@@ -260,8 +262,8 @@ TEST_CASE("ranks whose supervisor is killed save a checkpoint and end", "[superv
     const NamedHosts hosts;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(run, hosts.supervise(2, 0, {"--no-selfcheck"}) +
-                     endless(run, {"--set", "checkpoint.every=0"}));
+    FailingJob job(run, hosts.supervise(2, 0, {"--no-selfcheck"}) +
+                            endless(run, {"--set", "checkpoint.every=0"}));
     require_while_running(job, [&] { return last_step(run) >= 3; });
     REQUIRE(job.signal(-1, SIGKILL));
     job.finish();
@@ -385,8 +387,8 @@ TEST_CASE("a host on which ranks fail twice without a checkpoint between gets no
     const NamedHosts hosts;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(run, hosts.supervise(2, 0, {"--no-selfcheck", "--backoff", "0.1"}) +
-                     endless(run, {"--set", "checkpoint.every=0"}));
+    FailingJob job(run, hosts.supervise(2, 0, {"--no-selfcheck", "--backoff", "0.1"}) +
+                            endless(run, {"--set", "checkpoint.every=0"}));
     for (const size_t start : {1U, 2U}) {
         require_while_running(job, [&] { return starts_of(run) == start && last_step(run) > 0; });
         REQUIRE(job.signal(static_cast<int>(random_int(3, 5)), SIGKILL));
@@ -398,9 +400,9 @@ TEST_CASE("a host on which ranks fail twice without a checkpoint between gets no
     const ProgramResult result = job.finish();
     INFO(result.output);
     CHECK(result.exit_code == 75);
-    const std::vector<Json> starts = events_of(run, "ranks_start");
+    const std::vector<SortedJson> starts = events_of(run, "ranks_start");
     REQUIRE(starts.size() == 3);
     CHECK(starts[1].at("ranks") == 6);
-    CHECK(starts[2].at("hosts") == Json{"node-a"});
+    CHECK(starts[2].at("hosts") == SortedJson{"node-a"});
     CHECK(events_of(run, "host_out").at(0).at("host") == "node-b");
 }

@@ -376,7 +376,7 @@ struct SharedJob {
     TemporaryDirectory directory;
     Tokenizer tokenizer = Tokenizer::train(
         std::vector<std::string_view>{"ab abc aab b bab a ba ab a b abba cab"}, 260);
-    Job job;
+    TrainingJob job;
 
     explicit SharedJob(const Settings& more = {}) : job(6, settings(more)) {}
 
@@ -424,7 +424,7 @@ TEST_CASE("a run whose mesh changes at each start trains what one rank trains", 
                          // and rounding errors with them.
                          {"optimizer.learning_rate", "0.0005"}}
               : Settings{});
-    const Job& job = shared.job;
+    const TrainingJob& job = shared.job;
     const auto stop = [](int64_t step) { return Command{"--stop-at", std::to_string(step)}; };
     const std::string one = job.train(1, "one"), chain = job.path("chain");
     job.train(2, "chain", tensor(2, 1), stop(random_int(1, 4)));
@@ -439,7 +439,7 @@ TEST_CASE("ranks that share a model evaluate as one rank does, and sample the sa
           "[tensor][context][pipeline]") {
     if (skip_without_mpirun()) return;
     const SharedJob shared(Settings{{"model.vocab_size", "260"}});  // the tokenizer's
-    const Job& job = shared.job;
+    const TrainingJob& job = shared.job;
     const std::string trained = job.train(1, "trained");
     const auto text_of = [](const std::string& output) {
         const size_t at = output.find("--- sample");

@@ -30,11 +30,11 @@ using Step = std::map<std::string, std::vector<Span>>;
 /// A file's spans by rank and step. Checks what every span must have, and that ranks and tracks
 /// have names.
 std::map<int, std::map<int64_t, Step>> spans_of(const fs::path& file) {
-    const Json trace = Json::parse(read(file));
+    const SortedJson trace = SortedJson::parse(read(file));
     std::map<int, std::map<int64_t, Step>> spans;
     std::map<std::pair<int, int>, std::string> tracks;
     std::map<int, std::string> ranks;
-    for (const Json& event : trace.at("traceEvents")) {
+    for (const SortedJson& event : trace.at("traceEvents")) {
         const int rank = event.at("pid"), track = event.at("tid");
         const std::string name = event.at("name");
         if (name == "process_name") ranks[rank] = event.at("args").at("name");
@@ -184,8 +184,8 @@ void check_step(const Structure& structure, Step step, int64_t number, bool on_g
           find(step, "host", "acquire unit 1").begin - rounding);
     if (structure.ranks == 1) return;
     for (size_t b = 0; b < structure.buckets.size(); ++b) {
-        const Span& reduce = find(step, "exchange", concat("reduce bucket ", b));
-        const Span& update = find(step, "device", concat("update bucket ", b));
+        const Span reduce = find(step, "exchange", concat("reduce bucket ", b));
+        const Span update = find(step, "device", concat("update bucket ", b));
         follows(reduce, find(step, "device", "backward", true));
         CHECK(update.begin >= reduce.end - rounding);
         CHECK(find(step, "exchange", concat("gather bucket ", b)).begin >= update.end - rounding);
@@ -193,7 +193,7 @@ void check_step(const Structure& structure, Step step, int64_t number, bool on_g
 }
 
 /// Traces steps 3 to 2 + `steps` of a run and checks the trace.
-void check_trace(const Job& job, int ranks, int64_t steps) {
+void check_trace(const TrainingJob& job, int ranks, int64_t steps) {
     const std::string run = job.train(ranks, concat("on-", ranks), {},
                                       {"--trace", std::to_string(steps), "--stop-at", "10"});
     const Config config = job.config();
@@ -240,13 +240,13 @@ const Settings traced{{"parallel.zero", "1"}};
 
 TEST_CASE("a trace has the spans of a step in their order, on one rank and on two", "[training]") {
     if (skip_without_mpirun()) return;
-    const Job job(4, traced);  // evaluated after step 7
+    const TrainingJob job(4, traced);  // evaluated after step 7
     for (const int ranks : {1, 2}) check_trace(job, ranks, 6);
 }
 
 TEST_CASE("ranks that are to trace different steps end before they train", "[training]") {
     if (skip_without_mpirun()) return;
-    const Job job(4);
+    const TrainingJob job(4);
     check_refused(start_parts({1, job.command("train", "run", {}, {"--trace", "2"})},
                               {1, job.command("train", "run")}),
                   {"the ranks do not agree", "\n  --trace: 0 on rank 1", "2 on rank 0"});
@@ -257,11 +257,11 @@ TEST_CASE("ranks that are to trace different steps end before they train", "[tra
 TEST_CASE("a trace has the spans of a step in their order, on one GPU and on two",
           "[training][cuda]") {
     if (skip_without_gpus(2)) return;
-    const Job job(2, traced + Settings{{"device", "cuda"},
-                                       {"schedule.steps", "7"},
-                                       {"schedule.warmup_steps", "2"},
-                                       {"evaluation.every", "4"},
-                                       {"evaluation.max_tokens", "60"}});
+    const TrainingJob job(2, traced + Settings{{"device", "cuda"},
+                                               {"schedule.steps", "7"},
+                                               {"schedule.warmup_steps", "2"},
+                                               {"evaluation.every", "4"},
+                                               {"evaluation.max_tokens", "60"}});
     for (const int ranks : {1, 2}) check_trace(job, ranks, 3);
 }
 

@@ -66,7 +66,7 @@ std::vector<uint32_t> skewed_tokens(int64_t n, int64_t vocab_size) {
     return tokens;
 }
 
-Job::Job(int micro_batches, Settings settings) {
+TrainingJob::TrainingJob(int micro_batches, Settings settings) {
     const int64_t vocab_size = settings.contains("model.vocab_size")
                                    ? std::stoll(settings["model.vocab_size"])
                                    : random_int(900, 1000);
@@ -110,22 +110,22 @@ Job::Job(int micro_batches, Settings settings) {
     settings_ = std::move(settings);
 }
 
-Config Job::config(const Settings& more) const {
+Config TrainingJob::config(const Settings& more) const {
     return parse_config("{}", "test", assignments(more));
 }
 
-std::vector<Parameter> Job::parameters() const {
+std::vector<Parameter> TrainingJob::parameters() const {
     return registry_of(spec_of(config(), config().model.vocab_size)).parameters;
 }
 
-BucketLayout Job::layout(int ranks) const {
+BucketLayout TrainingJob::layout(int ranks) const {
     return BucketLayout(
         parameters(), ranks,
         sharding_of({config(), {}, DType::fp32, Recompute::none, ranks}, 0).bucket_elements);
 }
 
-Command Job::command(const std::string& verb, const std::string& name, const Settings& more,
-                     const Command& options) const {
+Command TrainingJob::command(const std::string& verb, const std::string& name, const Settings& more,
+                             const Command& options) const {
     Command all{program(), verb, config_path()};
     for (const std::string& assignment : assignments(more))
         all.insert(all.end(), {"--set", assignment});
@@ -135,14 +135,14 @@ Command Job::command(const std::string& verb, const std::string& name, const Set
     return all;
 }
 
-ProgramResult Job::start(int ranks, const std::string& name, const Settings& more,
-                         const Command& options, const Environment& environment,
-                         Launcher launcher) const {
+ProgramResult TrainingJob::start(int ranks, const std::string& name, const Settings& more,
+                                 const Command& options, const Environment& environment,
+                                 Launcher launcher) const {
     return run_ranks(ranks, command("train", name, more, options), environment, launcher);
 }
 
-std::string Job::train(int ranks, const std::string& name, const Settings& more,
-                       const Command& options, Environment environment) const {
+std::string TrainingJob::train(int ranks, const std::string& name, const Settings& more,
+                               const Command& options, Environment environment) const {
     environment.emplace("OMP_NUM_THREADS", "1");
     // A real GPU begins a collective that only other ranks wait for; a simulated one whose
     // streams run late needs this.
@@ -156,30 +156,25 @@ std::string Job::train(int ranks, const std::string& name, const Settings& more,
     return path(name);
 }
 
-std::vector<std::string> Job::assignments(const Settings& more) const {
+std::vector<std::string> TrainingJob::assignments(const Settings& more) const {
     std::vector<std::string> all;
     for (const Settings* from : {&settings_, &more})
         for (const auto& [key, value] : *from) all.push_back(concat(key, "=", value));
     return all;
 }
 
-Settings operator+(Settings a, const Settings& b) {
-    for (const auto& [key, value] : b) a[key] = value;
-    return a;
-}
-
-std::vector<Json> metrics_of(const std::string& run) {
-    std::vector<Json> lines;
+std::vector<SortedJson> metrics_of(const std::string& run) {
+    std::vector<SortedJson> lines;
     const std::string text = read(run + "/metrics.jsonl");
     for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos;
          begin = end + 1) {
-        Json line = Json::parse(text.substr(begin, end - begin));
+        SortedJson line = SortedJson::parse(text.substr(begin, end - begin));
         for (const char* key :
              {"ms", "tokens_per_second", "flops_per_second", "peak_fraction", "compute_ms",
               "communication_ms", "data_wait_ms", "optimizer_ms", "seconds"})
             line.erase(key);
         // Depends on the mesh.
-        std::erase_if(line.get_ref<Json::object_t&>(), [](const auto& field) {
+        std::erase_if(line.get_ref<SortedJson::object_t&>(), [](const auto& field) {
             return field.first.starts_with("bytes_sent/") || field.first.starts_with("exposed_ms/");
         });
         lines.push_back(std::move(line));
@@ -278,7 +273,7 @@ std::pair<double, std::string> distance(const std::string& run, const std::strin
 void check_close(const std::string& run, const std::string& reference, const Bounds& bounds,
                  int64_t step) {
     CAPTURE(run, reference);
-    const std::vector<Json> lines = metrics_of(run), wanted = metrics_of(reference);
+    const std::vector<SortedJson> lines = metrics_of(run), wanted = metrics_of(reference);
     REQUIRE(lines.size() == wanted.size());
     for (size_t i = 0; i < lines.size(); ++i) {
         REQUIRE(lines[i].size() == wanted[i].size());
@@ -310,8 +305,8 @@ bool gpus_are_simulated() {
     return device_is_simulated();
 }
 
-void check_stages(const Job& job, const std::string& one_rank, int ranks, const Settings& more,
-                  const Bounds& bounds, const Environment& environment) {
+void check_stages(const TrainingJob& job, const std::string& one_rank, int ranks,
+                  const Settings& more, const Bounds& bounds, const Environment& environment) {
     const int64_t steps = job.config().schedule.steps;
     const BucketLayout layout = job.layout(ranks);
     // The embedding is split, and there are more buckets of blocks than ZeRO-2 has buffers.
@@ -340,9 +335,9 @@ std::string random_examples(int n) {
     };
     std::string jsonl;
     for (int i = 0; i < n; ++i)
-        jsonl += Json{{"ctx", words(9)},
-                      {"endings", {words(4), words(4), words(4), words(4)}},
-                      {"label", random_int(0, 3)}}
+        jsonl += SortedJson{{"ctx", words(9)},
+                            {"endings", {words(4), words(4), words(4), words(4)}},
+                            {"label", random_int(0, 3)}}
                      .dump() +
                  "\n";
     return jsonl;
@@ -361,29 +356,29 @@ void write_random_tasks(const TemporaryDirectory& directory, const std::string& 
                          "\n",
                 text = R"({"form": "language_modeling", "procedure": "core", "delimiter": ""})"
                        "\n" +
-                       Json{{"context", ""},
-                            {"continuation", continuation.empty() ? "a" : continuation}}
-                           .dump(-1, ' ', false, Json::error_handler_t::replace) +
+                       SortedJson{{"context", ""},
+                                  {"continuation", continuation.empty() ? "a" : continuation}}
+                           .dump(-1, ' ', false, SortedJson::error_handler_t::replace) +
                        "\n";
     for (int i = 0; i < 5; ++i) {
-        choice += Json{{"query", words(6)},
-                       {"choices", {words(4), words(2), words(3)}},
-                       {"gold", random_int(0, 2)}}
+        choice += SortedJson{{"query", words(6)},
+                             {"choices", {words(4), words(2), words(3)}},
+                             {"gold", random_int(0, 2)}}
                       .dump() +
                   "\n";
-        schema += Json{{"context_options", {words(6), words(6)}},
-                       {"continuation", words(3)},
-                       {"gold", random_int(0, 1)}}
+        schema += SortedJson{{"context_options", {words(6), words(6)}},
+                             {"continuation", words(3)},
+                             {"gold", random_int(0, 1)}}
                       .dump() +
                   "\n";
-        text += Json{{"context", words(6)}, {"continuation", words(4)}}.dump() + "\n";
+        text += SortedJson{{"context", words(6)}, {"continuation", words(4)}}.dump() + "\n";
     }
     write(directory / "choice.jsonl", choice);
     write(directory / "schema.jsonl", schema);
     write(directory / "text.jsonl", text);
 }
 
-void check_close_tasks(const Json& a, const Json& b, double tolerance) {
+void check_close_tasks(const SortedJson& a, const SortedJson& b, double tolerance) {
     for (const char* task : {"choice", "schema", "text"}) {
         const std::string name = concat("task/", task, "/bits_per_byte");
         CAPTURE(name);

@@ -8,14 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "parallel/state/bucket_layout.h"
 #include "test/catch.h"
 #include "test/dataloader/shard_files.h"
 #include "test/kernels/test_device.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
+#include "test/sorted_json.h"
 #include "test/text.h"
 #include "training/config/config.h"
 
@@ -23,7 +22,6 @@ namespace train_gpt::training_job {
 
 namespace fs = std::filesystem;
 
-using Json = nlohmann::json;
 using Settings = std::map<std::string, std::string>;  // key → value
 using Command = std::vector<std::string>;
 
@@ -37,9 +35,9 @@ std::vector<uint32_t> skewed_tokens(int64_t n, int64_t vocab_size);
 // ---- Runs ---------------------------------------------------------------------------------------
 
 /// A tiny model of odd sizes and its data. Its runs differ only in their settings.
-class Job {
+class TrainingJob {
   public:
-    explicit Job(int micro_batches, Settings settings = {});
+    explicit TrainingJob(int micro_batches, Settings settings = {});
 
     std::string path(const std::string& name) const { return directory_ / name; }
     Config config(const Settings& more = {}) const;
@@ -67,13 +65,12 @@ class Job {
 };
 
 inline Settings zero(int stage) { return {{"parallel.zero", std::to_string(stage)}}; }
-Settings operator+(Settings a, const Settings& b);
 
 const Settings in_bf16{{"precision.dtype", "bf16"}}, summed_in_fp32{{"parallel.sums", "fp32"}},
     sent_in_bf16{{"parallel.reduce_dtype", "bf16"}};
 
 /// metrics.jsonl without what depends on the clock.
-std::vector<Json> metrics_of(const std::string& run);
+std::vector<SortedJson> metrics_of(const std::string& run);
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
@@ -128,8 +125,8 @@ bool gpus_are_simulated();
 /// have a fixed order (NCCL may choose another one for all-reduce than for reduce-scatter) stages 0
 /// and 1 are equal; stage 2 as well when no rank has a second micro-batch, whose sums it adds in
 /// another order.
-void check_stages(const Job& job, const std::string& one_rank, int ranks, const Settings& more,
-                  const Bounds& bounds, const Environment& environment = {});
+void check_stages(const TrainingJob& job, const std::string& one_rank, int ranks,
+                  const Settings& more, const Bounds& bounds, const Environment& environment = {});
 
 /// HellaSwag's format with a few random words.
 std::string random_examples(int n);
@@ -140,7 +137,7 @@ void write_random_tasks(const TemporaryDirectory& directory, const std::string& 
 
 /// Checks that two evaluations give tasks nearly the same scores; accuracies of choices may differ
 /// where two of them are nearly equal.
-void check_close_tasks(const Json& a, const Json& b, double tolerance);
+void check_close_tasks(const SortedJson& a, const SortedJson& b, double tolerance);
 
 /// Runs one job in the folder whose ranks have different command lines, `ranks` of each.
 struct Part {

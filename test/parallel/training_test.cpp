@@ -41,7 +41,7 @@ using namespace train_gpt::training_job;
 
 TEST_CASE("ranks train what one rank trains, and ZeRO 0 and 1 give the same bits", "[training]") {
     SECTION("in fp32, some with a micro-batch more than others") {
-        const Job job(7);
+        const TrainingJob job(7);
         const std::string one = job.train(1, "one");
         CHECK(metrics_of(one).back().at("val_loss").get<double>() <
               metrics_of(one)[0].at("val_loss").get<double>());
@@ -49,11 +49,11 @@ TEST_CASE("ranks train what one rank trains, and ZeRO 0 and 1 give the same bits
         check_equal(job.train(2, "once", zero(2)), job.train(2, "again", zero(2)));
     }
     SECTION("in bf16, with one micro-batch each") {
-        const Job job(4, in_bf16);
+        const TrainingJob job(4, in_bf16);
         check_stages(job, job.train(1, "one"), 4, {}, in_bf16_order);
     }
     SECTION("sums sent in bf16") {
-        const Job job(6);
+        const TrainingJob job(6);
         const std::string one = job.train(1, "one", summed_in_fp32);
         check_stages(job, one, 2, sent_in_bf16, in_bf16_order);
         // They really are.
@@ -64,7 +64,7 @@ TEST_CASE("ranks train what one rank trains, and ZeRO 0 and 1 give the same bits
 TEST_CASE("any number of ranks trains what one rank trains", "[training][.][long]") {
     for (const Dtype& dtype : dtypes)
         for (const int micro_batches : {8, 11}) {
-            const Job job(micro_batches, dtype.settings());
+            const TrainingJob job(micro_batches, dtype.settings());
             const std::string one = job.train(1, "one"),
                               in_fp32 = job.train(1, "one-fp32", summed_in_fp32);
             for (const int ranks : {2, 3, 4, 8}) {
@@ -89,7 +89,7 @@ TEST_CASE("ranks train a model of any family as one rank does", "[training]") {
                             {"parallel.bucket_mb", "0.02"},
                             // Longer runs amplify rounding errors more than GPT-2's.
                             {"schedule.steps", "3"}};
-    const Job job(6, settings + dtype.settings());
+    const TrainingJob job(6, settings + dtype.settings());
     CAPTURE(settings.at("model.family"), dtype.name);
     const std::string one = job.train(1, "one");
     for (const int ranks : {2, 3, 4}) {
@@ -106,24 +106,24 @@ TEST_CASE("validation loss and HellaSwag are those of one rank, bit for bit", "[
     const Tokenizer tokenizer = Tokenizer::train(std::vector<std::string_view>{text}, 260);
     tokenizer.save(directory / "tokenizer.json");
     write(directory / "hellaswag.jsonl", random_examples(5));
-    const Job job(4, {{"model.vocab_size", std::to_string(tokenizer.vocab_size())},
-                      {"tokenizer.path", directory / "tokenizer.json"},
-                      {"evaluation.hellaswag", directory / "hellaswag.jsonl"},
-                      {"evaluation.max_tokens", "0"},
-                      {"sampling.samples", "0"},
-                      {"precision.dtype", random_dtype().name}});
+    const TrainingJob job(4, {{"model.vocab_size", std::to_string(tokenizer.vocab_size())},
+                              {"tokenizer.path", directory / "tokenizer.json"},
+                              {"evaluation.hellaswag", directory / "hellaswag.jsonl"},
+                              {"evaluation.max_tokens", "0"},
+                              {"sampling.samples", "0"},
+                              {"precision.dtype", random_dtype().name}});
     const std::string trained = job.train(1, "trained");
     // A finished run without its metrics has only its last evaluation to do.
     const auto evaluated = [&](int ranks, const std::string& tokens, const Settings& more = {}) {
         const std::string name = concat(ranks, "-", tokens, "-", more.size());
         fs::copy(trained, job.path(name), fs::copy_options::recursive);
         fs::remove(job.path(name) + "/metrics.jsonl");
-        const std::vector<Json> metrics =
+        const std::vector<SortedJson> metrics =
             metrics_of(job.train(ranks, name, more + Settings{{"evaluation.max_tokens", tokens}}));
         REQUIRE(metrics.size() == 1);
         return metrics[0];
     };
-    const Json all = evaluated(1, "0"), one_window = evaluated(1, "5");
+    const SortedJson all = evaluated(1, "0"), one_window = evaluated(1, "5");
     CHECK(all == metrics_of(trained).back());
     for (const char* key :
          {"val_loss", "val_bits_per_byte", "val_tokens", "hellaswag", "hellaswag_normalised"})
@@ -145,13 +145,13 @@ TEST_CASE("tasks have the scores of one rank, bit for bit where each rank has th
     tokenizer.save(directory / "tokenizer.json");
     write_random_tasks(directory);
     const Dtype& dtype = random_dtype();
-    const Job job(4, {{"model.vocab_size", std::to_string(tokenizer.vocab_size())},
-                      {"tokenizer.path", directory / "tokenizer.json"},
-                      {"evaluation.tasks", directory / "*.jsonl"},
-                      {"evaluation.task_items", std::to_string(random_int(2, 6))},
-                      {"evaluation.max_tokens", "5"},
-                      {"sampling.samples", "0"},
-                      {"precision.dtype", dtype.name}});
+    const TrainingJob job(4, {{"model.vocab_size", std::to_string(tokenizer.vocab_size())},
+                              {"tokenizer.path", directory / "tokenizer.json"},
+                              {"evaluation.tasks", directory / "*.jsonl"},
+                              {"evaluation.task_items", std::to_string(random_int(2, 6))},
+                              {"evaluation.max_tokens", "5"},
+                              {"sampling.samples", "0"},
+                              {"precision.dtype", dtype.name}});
     const std::string trained = job.train(1, "trained");
     const auto evaluated = [&](int ranks, const Settings& more = {}) {
         const std::string name = concat(ranks, "-", more.size());
@@ -159,7 +159,7 @@ TEST_CASE("tasks have the scores of one rank, bit for bit where each rank has th
         fs::remove(job.path(name) + "/metrics.jsonl");
         return metrics_of(job.train(ranks, name, more)).back();
     };
-    const Json one = evaluated(1);
+    const SortedJson one = evaluated(1);
     for (const char* key : {"task/choice/accuracy", "task/schema/stderr", "task/text/accuracy"})
         CHECK(one.contains(key));
     CHECK(evaluated(2) == one);
@@ -175,14 +175,14 @@ TEST_CASE("ranks that share their weights start from given ones, and sample what
     const std::string text = "ab abc aab b bab a ba ab a b";
     const Tokenizer tokenizer = Tokenizer::train(std::vector<std::string_view>{text}, 260);
     tokenizer.save(directory / "tokenizer.json");
-    const Job job(4, {{"model.vocab_size", std::to_string(tokenizer.vocab_size())},
-                      {"tokenizer.path", directory / "tokenizer.json"},
-                      {"schedule.steps", "2"},
-                      {"schedule.warmup_steps", "0"},
-                      {"evaluation.every", "0"},
-                      {"sampling.every", "1"},
-                      {"sampling.samples", "2"},
-                      {"sampling.max_tokens", "30"}});
+    const TrainingJob job(4, {{"model.vocab_size", std::to_string(tokenizer.vocab_size())},
+                              {"tokenizer.path", directory / "tokenizer.json"},
+                              {"schedule.steps", "2"},
+                              {"schedule.warmup_steps", "0"},
+                              {"evaluation.every", "0"},
+                              {"sampling.every", "1"},
+                              {"sampling.samples", "2"},
+                              {"sampling.max_tokens", "30"}});
     const std::string given = job.train(1, "given");
     // Without a learning rate the weights stay the given ones, and samples are the same.
     const Settings from_given{{"model.init_from", given}, {"optimizer.learning_rate", "1e-30"}};
@@ -208,7 +208,7 @@ TEST_CASE("ranks that share their weights start from given ones, and sample what
 TEST_CASE("ranks resume from checkpoints of any number of ranks at any stage", "[training]") {
     const Dtype dtype = random_dtype();
     CAPTURE(dtype.name);
-    const Job job(5, dtype.settings());
+    const TrainingJob job(5, dtype.settings());
     const auto stop = [](int64_t step) { return Command{"--stop-at", std::to_string(step)}; };
 
     // The same number of ranks continues bit for bit, also at another stage.
@@ -241,7 +241,7 @@ TEST_CASE("ranks resume from checkpoints of any number of ranks at any stage", "
             wanted.insert(name);
         }
         std::set<std::string> listed;
-        const Json manifest = Json::parse(read(checkpoint / "manifest.json"));
+        const SortedJson manifest = SortedJson::parse(read(checkpoint / "manifest.json"));
         for (const auto& entry : manifest.at("files").items()) listed.insert(entry.key());
         CAPTURE(saved);
         CHECK(listed == wanted);
@@ -267,7 +267,7 @@ TEST_CASE("ranks resume from every other number of ranks and every other stage",
           "[training][.][long]") {
     for (const auto& [before, after] : {std::pair{1, 3}, {3, 1}, {2, 4}, {4, 2}, {8, 3}, {1, 8}}) {
         const Dtype dtype = random_dtype();
-        const Job job(8, dtype.settings());
+        const TrainingJob job(8, dtype.settings());
         const std::string one = job.train(1, "one");
         for (const int stage : {0, 1, 2, 3})
             for (const int next : {0, 1, 2, 3}) {
@@ -285,7 +285,7 @@ TEST_CASE("ranks resume from every other number of ranks and every other stage",
 TEST_CASE("ranks that do not agree end before they train, and a message says which rank has what",
           "[training]") {
     if (skip_without_mpirun()) return;
-    const Job job(4);
+    const TrainingJob job(4);
     const std::string host = " (" + World().host() + ")", run = job.path("run");
     check_refused(
         start_parts({1, job.command("train", "run", {{"seed", "71"}, {"optimizer.beta1", "0.5"}})},
@@ -315,10 +315,10 @@ TEST_CASE("ranks that do not agree end before they train, and a message says whi
 }
 
 TEST_CASE("ranks that choose ZeRO's stage keep it, and train as if it were given", "[training]") {
-    const Job job(5, {{"checkpoint.every", "10"}});
+    const TrainingJob job(5, {{"checkpoint.every", "10"}});
     const Settings open{{"parallel.zero", "auto"}};
     const auto chosen = [](const std::string& run) {
-        return Json::parse(read(run + "/choices.json")).at("zero").get<int>();
+        return SortedJson::parse(read(run + "/choices.json")).at("zero").get<int>();
     };
     const ProgramResult result = job.start(2, "open", open);
     INFO(result.output);
@@ -328,15 +328,15 @@ TEST_CASE("ranks that choose ZeRO's stage keep it, and train as if it were given
     CHECK(stage == 1);  // all fit, and stage 1 sends the least
     CHECK(contains(result.output, concat("parallel.zero: stage ", stage, ", chosen for ")));
     check_equal(run, job.train(2, "given", zero(stage)));
-    CHECK(Json::parse(read(run + "/config.json")).at("parallel").at("zero") == "auto");
+    CHECK(SortedJson::parse(read(run + "/config.json")).at("parallel").at("zero") == "auto");
     CHECK(contains(read(run + "/report.html"), concat("ZeRO stage ", stage, " (chosen)")));
     // A checkpoint's stage is taken, also by another number of ranks.
     const std::string resumed = job.train(2, "resumed", open, {"--stop-at", "10"});
     const fs::path checkpoint = fs::path(resumed) / step_folder(10);
-    Json choices = Json::parse(read(checkpoint / "choices.json"));
+    SortedJson choices = SortedJson::parse(read(checkpoint / "choices.json"));
     choices["zero"] = 3;
     write(checkpoint / "choices.json", choices.dump(2));
-    Json manifest = Json::parse(read(checkpoint / "manifest.json"));
+    SortedJson manifest = SortedJson::parse(read(checkpoint / "manifest.json"));
     manifest.at("files").at("choices.json") = {{"bytes", choices.dump(2).size()},
                                                {"xxh3", hash_file(checkpoint / "choices.json")}};
     write(checkpoint / "manifest.json", manifest.dump(2));
@@ -351,13 +351,13 @@ TEST_CASE("ranks that choose ZeRO's stage keep it, and train as if it were given
 }
 
 TEST_CASE("more ranks than micro-batches are refused", "[training]") {
-    const Job job(2);
+    const TrainingJob job(2);
     check_refused(job.start(3, "run"), {"a step of 2 ", " cannot feed 3 ranks; "});
 }
 
 TEST_CASE("a mesh that does not fit the ranks is refused in one sentence", "[training][mesh]") {
     if (skip_without_mpirun()) return;
-    const Job job(4);
+    const TrainingJob job(4);
     check_refused(
         job.start(3, "run", {{"parallel.shard_ranks", "2"}}),
         {"parallel.shard_ranks = 2 does not divide the 3 data-parallel ranks of this run; the "
@@ -369,7 +369,7 @@ TEST_CASE("a mesh that does not fit the ranks is refused in one sentence", "[tra
 
 TEST_CASE("a rank holds the weights, gradients and optimizer state of its share at each ZeRO stage",
           "[training][plan]") {
-    const Job job(8, {{"parallel.sums", "fp32"}});
+    const TrainingJob job(8, {{"parallel.sums", "fp32"}});
     for (const char* dtype_name : {"fp32", "bf16"})
         for (const int stage : {0, 1, 2, 3})
             for (const int ranks : {2, 3, 8}) {
@@ -509,7 +509,7 @@ struct Traffic {
 /// A step's bytes, counted as those of two steps less those of one, are the formula's.
 void check_traffic(const Traffic& t) {
     constexpr int micro_batches = 5;
-    const Job job(micro_batches, on_gpus + Settings{{"data.val", ""}});
+    const TrainingJob job(micro_batches, on_gpus + Settings{{"data.val", ""}});
     const Settings settings =
         zero(t.stage) + Settings{{"precision.dtype", t.dtype}, {"parallel.reduce_dtype", t.sent}};
     std::string statistics[2];
@@ -558,7 +558,7 @@ TEST_CASE("ranks on GPUs train what one rank trains, whatever order their stream
     if (skip_without_gpus(4)) return;
     const bool simulated = gpus_are_simulated();
     SECTION("in fp32") {
-        const Job job(5, on_gpus);
+        const TrainingJob job(5, on_gpus);
         const std::string one = job.train(1, "one");
         const int64_t seed = random_int(0, 1000);
         CAPTURE(seed);
@@ -575,7 +575,7 @@ TEST_CASE("ranks on GPUs train what one rank trains, whatever order their stream
         check_close(job.train(4, "four", zero(1), {}, adverse(seed + 1)), one, in_fp32_order, 6);
     }
     SECTION("in bf16, resumed from a checkpoint") {
-        const Job job(4, on_gpus + in_bf16 + sent_in_bf16 + zero(random_int(0, 1) ? 2 : 3));
+        const TrainingJob job(4, on_gpus + in_bf16 + sent_in_bf16 + zero(random_int(0, 1) ? 2 : 3));
         const int64_t seed = random_int(0, 1000);
         CAPTURE(seed);
         const std::string one = job.train(1, "one"),
@@ -590,7 +590,7 @@ TEST_CASE("any number of GPUs trains what one trains", "[training][cuda][.][long
     if (skip_without_gpus(8)) return;
     for (const Dtype& dtype : dtypes) {
         const auto micro_batches = static_cast<int>(random_int(8, 11));
-        const Job job(micro_batches, on_gpus + dtype.settings());
+        const TrainingJob job(micro_batches, on_gpus + dtype.settings());
         const std::string one = job.train(1, "one"),
                           in_fp32 = job.train(1, "one-fp32", summed_in_fp32);
         for (const int ranks : {2, 3, 4, 8}) {

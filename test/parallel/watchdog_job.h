@@ -31,6 +31,7 @@
 #include "parallel/watchdog/watchdog.h"
 #include "test/catch.h"
 #include "test/random.h"
+#include "test/text.h"
 
 namespace train_gpt::watchdog_job {
 
@@ -62,7 +63,7 @@ struct Board {
     std::array<int, max_ranks> order{};        // in their order
 };
 
-struct Rank {
+struct WatchedRank {
     int rank, size;
     Watchdog& watchdog;
     Activity& activity;
@@ -106,9 +107,10 @@ struct JobOptions {
 };
 
 /// A job whose ranks do `work` and then exit with 0.
-class Job {
+class WatchdogJob {
   public:
-    Job(JobOptions options, const std::function<void(Rank&)>& work) : options_(std::move(options)) {
+    WatchdogJob(JobOptions options, const std::function<void(WatchedRank&)>& work)
+        : options_(std::move(options)) {
         void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE,
                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         REQUIRE(memory != MAP_FAILED);
@@ -124,7 +126,7 @@ class Job {
         }
         status_.resize(processes_.size(), running);
     }
-    ~Job() {
+    ~WatchdogJob() {
         for (size_t r = 0; r < processes_.size(); ++r)
             if (status_[r] == running) {
                 ::kill(processes_[r], SIGKILL);
@@ -132,8 +134,8 @@ class Job {
             }
         ::munmap(board_, sizeof(Board));
     }
-    Job(const Job&) = delete;
-    Job& operator=(const Job&) = delete;
+    WatchdogJob(const WatchdogJob&) = delete;
+    WatchdogJob& operator=(const WatchdogJob&) = delete;
 
     Board& board() { return *board_; }
     int size() const { return options_.size; }
@@ -172,7 +174,7 @@ class Job {
     static constexpr int running = -1;
 
   private:
-    int run(int rank, Watchdog::Listener listener, const std::function<void(Rank&)>& work) {
+    int run(int rank, Watchdog::Listener listener, const std::function<void(WatchedRank&)>& work) {
         const int file =
             ::open((folder_ / std::to_string(rank)).c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);
         ::dup2(file, STDERR_FILENO);
@@ -197,7 +199,7 @@ class Job {
                 options_.invitation ? options_.invitation(rank, invitation_) : invitation_,
                 activity, options);
             ++board_->joined;
-            Rank self{rank, size(), watchdog, activity, *board_};
+            WatchedRank self{rank, size(), watchdog, activity, *board_};
             work(self);
             return 0;
         } catch (const std::exception& error) {
@@ -218,10 +220,6 @@ inline int64_t count(const std::string& text, const std::string& what) {
     int64_t found = 0;
     for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += what.size()) ++found;
     return found;
-}
-
-inline bool contains(const std::string& text, const std::string& what) {
-    return count(text, what) > 0;
 }
 
 inline std::string named(int rank) {
@@ -398,7 +396,7 @@ class Relay {
 
 /// All but the culprit were ended by their watchdogs with one and the same line, which rank 0 alone
 /// has printed.
-inline void check_ended(Job& job, int culprit) {
+inline void check_ended(WatchdogJob& job, int culprit) {
     for (int rank = 0; rank < job.size(); ++rank) {
         if (rank == culprit) continue;
         CAPTURE(rank);

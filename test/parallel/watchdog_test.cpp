@@ -45,14 +45,14 @@ TEST_CASE("a watchdog's line is printable, and other ranks pass it on unchanged"
 }
 
 TEST_CASE("ranks that leave in any order succeed and print nothing", "[watchdog]") {
-    std::list<Job> jobs;
+    std::list<WatchdogJob> jobs;
     for (int n = 0; n < 4; ++n) {
         std::vector<int> order(4);
         std::iota(order.begin(), order.end(), 0);
         std::shuffle(order.begin(), order.end(), test_rng());
         if (n == 0) order = {0, 1, 2, 3};
         const int64_t steps = random_int(0, 30);
-        jobs.emplace_back(JobOptions{}, [order, steps](Rank& self) {
+        jobs.emplace_back(JobOptions{}, [order, steps](WatchedRank& self) {
             self.train(steps);
             // The next one leaves when this one is about to: they overlap, too.
             const int place =
@@ -61,7 +61,7 @@ TEST_CASE("ranks that leave in any order succeed and print nothing", "[watchdog]
             ++self.board.leaving;
         });
     }
-    for (Job& job : jobs) {
+    for (WatchdogJob& job : jobs) {
         for (int rank = 0; rank < job.size(); ++rank) CHECK(job.status(rank) == 0);
         CAPTURE(job.output());
         CHECK(job.output().empty());
@@ -85,16 +85,16 @@ TEST_CASE("a world of one has no port, no thread and nobody to report to", "[wat
 
 TEST_CASE("a rank that is killed ends the job, which names it, its host and its collective",
           "[watchdog]") {
-    std::list<Job> jobs;
+    std::list<WatchdogJob> jobs;
     for (int victim = 0; victim < 4; ++victim)
-        jobs.emplace_back(JobOptions{}, [](Rank& self) { self.train(); });
+        jobs.emplace_back(JobOptions{}, [](WatchedRank& self) { self.train(); });
     int victim = 0;
-    for (Job& job : jobs) {
+    for (WatchdogJob& job : jobs) {
         REQUIRE(job.all_entered(random_int(1, 50)));
         job.send(victim++, SIGKILL);
     }
     victim = 0;
-    for (Job& job : jobs) {
+    for (WatchdogJob& job : jobs) {
         CAPTURE(victim, job.output());
         if (victim > 0) {
             check_ended(job, victim);
@@ -113,19 +113,19 @@ TEST_CASE("a rank that is killed ends the job, which names it, its host and its 
 
 TEST_CASE("a stopped process is found by its silence, and ends when it is continued",
           "[watchdog]") {
-    std::list<Job> jobs;
+    std::list<WatchdogJob> jobs;
     for (int stopped = 0; stopped < 2; ++stopped)
         jobs.emplace_back(JobOptions{.size = 3, .timeout = timeout},
-                          [](Rank& self) { self.train(); });
-    for (Job& job : jobs) REQUIRE(job.all_entered(3));
+                          [](WatchedRank& self) { self.train(); });
+    for (WatchdogJob& job : jobs) REQUIRE(job.all_entered(3));
     jobs.front().send(0, SIGSTOP);
     jobs.back().send(2, SIGSTOP);
-    Job& other = jobs.back();
+    WatchdogJob& other = jobs.back();
     check_ended(other, 2);
     CHECK(contains(other.output(0), named(2) + "is hung: "));
     CHECK_FALSE(contains(other.output(0), "nor from others"));
     CHECK(names_last_collective(other.output(0), other.board().entered[2]));
-    Job& first = jobs.front();
+    WatchdogJob& first = jobs.front();
     for (int rank : {1, 2}) {
         CHECK(first.status(rank) == watchdog_code);
         CHECK(contains(first.output(rank), named(0) + "is hung: "));
@@ -139,7 +139,7 @@ TEST_CASE("a stopped process is found by its silence, and ends when it is contin
 }
 
 TEST_CASE("where several ranks fall silent, the line says so", "[watchdog]") {
-    Job job({.timeout = timeout}, [](Rank& self) { self.train(); });
+    WatchdogJob job({.timeout = timeout}, [](WatchedRank& self) { self.train(); });
     REQUIRE(job.all_entered(3));
     for (const int rank : {1, 2, 3}) job.send(rank, SIGSTOP);
     CHECK(job.status(0) == watchdog_code);
@@ -152,7 +152,7 @@ TEST_CASE("a rank that is stopped after it has made no progress for a while is h
           "[watchdog]") {
     constexpr std::chrono::duration<double> longer = 3s;
     const int victim = static_cast<int>(random_int(1, 2));
-    Job job({.size = 3, .timeout = longer}, [=](Rank& self) {
+    WatchdogJob job({.size = 3, .timeout = longer}, [=](WatchedRank& self) {
         self.train(3);
         if (self.rank == victim) {
             // Is heard from meanwhile.
@@ -169,7 +169,7 @@ TEST_CASE("a rank that is stopped is named, not those that stopped making progre
           "[watchdog]") {
     constexpr std::chrono::duration<double> longer = 3s;
     const int victim = static_cast<int>(random_int(1, 2));
-    Job job({.size = 3, .timeout = longer}, [=](Rank& self) {
+    WatchdogJob job({.size = 3, .timeout = longer}, [=](WatchedRank& self) {
         self.train(3);
         if (self.rank == victim) {
             self.activity.enter("send");  // it is ahead of the others
@@ -183,11 +183,11 @@ TEST_CASE("a rank that is stopped is named, not those that stopped making progre
 }
 
 TEST_CASE("a rank that is to end ends all ranks with its code, and says why", "[watchdog]") {
-    std::list<Job> jobs;
+    std::list<WatchdogJob> jobs;
     static std::atomic<bool> is_over{false};  // in each process
     for (int first = 0; first < 3; ++first)
         jobs.emplace_back(JobOptions{.size = 3, .on_failure = [](int) { is_over = true; }},
-                          [first](Rank& self) {
+                          [first](WatchedRank& self) {
                               self.train(2);
                               if (self.rank == first)
                                   self.watchdog.report("SIGTERM: nothing to save", 75);
@@ -197,7 +197,7 @@ TEST_CASE("a rank that is to end ends all ranks with its code, and says why", "[
                               throw Error("the others are gone");
                           });
     int first = 0;
-    for (Job& job : jobs) {
+    for (WatchdogJob& job : jobs) {
         for (int rank = 0; rank < 3; ++rank) CHECK(job.status(rank) == 75);
         CHECK(job.output() == concat("train_gpt: rank ", first, " (host node", first,
                                      "): SIGTERM: nothing to save\n"));
@@ -209,7 +209,7 @@ TEST_CASE("a process in which something may block for ever does not wait for its
           "[watchdog]") {
     const int first = static_cast<int>(random_int(0, 2));
     for (const bool can_unwind : {true, false}) {
-        Job job({.size = 3, .can_unwind = can_unwind}, [first](Rank& self) {
+        WatchdogJob job({.size = 3, .can_unwind = can_unwind}, [first](WatchedRank& self) {
             self.train(2);
             if (self.rank == first) throw Error("a tensor is not finite");
             self.train();
@@ -220,7 +220,7 @@ TEST_CASE("a process in which something may block for ever does not wait for its
 }
 
 TEST_CASE("a job that is stopped as a whole continues when it is resumed", "[watchdog]") {
-    Job job({.size = 3, .timeout = timeout}, [](Rank& self) { self.train(); });
+    WatchdogJob job({.size = 3, .timeout = timeout}, [](WatchedRank& self) { self.train(); });
     REQUIRE(job.all_entered(3));
     for (int rank = 0; rank < 3; ++rank) job.send(rank, SIGSTOP);
     std::this_thread::sleep_for(1.4 * timeout);
@@ -235,7 +235,7 @@ TEST_CASE("a job that is stopped as a whole continues when it is resumed", "[wat
 TEST_CASE("among ranks without progress the one that the others wait for is named", "[watchdog]") {
     const int culprit = static_cast<int>(random_int(0, 3));
     const int64_t last = random_int(1, 20);
-    Job job({.timeout = timeout}, [=](Rank& self) {
+    WatchdogJob job({.timeout = timeout}, [=](WatchedRank& self) {
         self.train(last);
         ++self.activity.step;
         if (self.rank == culprit)
@@ -252,7 +252,7 @@ TEST_CASE("among ranks without progress the one that the others wait for is name
 
 TEST_CASE("ranks may wait for one that makes progress as long as it takes", "[watchdog]") {
     const int saver = static_cast<int>(random_int(0, 2));
-    Job job({.size = 3, .timeout = timeout}, [=](Rank& self) {
+    WatchdogJob job({.size = 3, .timeout = timeout}, [=](WatchedRank& self) {
         self.train(3);
         if (self.rank == saver)
             for (int file = 0; file < 150; ++file) {  // longer than the timeout
@@ -267,9 +267,9 @@ TEST_CASE("ranks may wait for one that makes progress as long as it takes", "[wa
 }
 
 TEST_CASE("a rank that fails by an exception ends all ranks with its reason", "[watchdog]") {
-    std::list<Job> jobs;
+    std::list<WatchdogJob> jobs;
     for (int culprit = 0; culprit < 4; ++culprit)
-        jobs.emplace_back(JobOptions{}, [culprit](Rank& self) {
+        jobs.emplace_back(JobOptions{}, [culprit](WatchedRank& self) {
             self.train(5);
             if (self.rank != culprit) self.train();
             try {
@@ -281,13 +281,13 @@ TEST_CASE("a rank that fails by an exception ends all ranks with its reason", "[
         });
     // An exception that is not reported and destroys the watchdog.
     const int thrower = static_cast<int>(random_int(0, 3));
-    Job& unreported = jobs.emplace_back(JobOptions{}, [thrower](Rank& self) {
+    WatchdogJob& unreported = jobs.emplace_back(JobOptions{}, [thrower](WatchedRank& self) {
         self.train(5);
         if (self.rank == thrower) throw Error("lost");
         self.train();
     });
     int culprit = 0;
-    for (Job& job : jobs) {
+    for (WatchdogJob& job : jobs) {
         if (&job == &unreported) break;
         CAPTURE(culprit);
         check_ended(job, culprit);
@@ -304,7 +304,7 @@ TEST_CASE("a rank that fails by an exception ends all ranks with its reason", "[
 TEST_CASE("a line names a rank's place in the mesh", "[watchdog]") {
     const std::vector<std::string> places{"data 0, tensor 0", "data 0, tensor 1",
                                           "data 1, tensor 0", "data 1, tensor 1"};
-    Job job(JobOptions{.places = places}, [](Rank& self) { self.train(); });
+    WatchdogJob job(JobOptions{.places = places}, [](WatchedRank& self) { self.train(); });
     REQUIRE(job.all_entered(random_int(1, 50)));
     job.send(2, SIGKILL);
     CHECK(job.status(0) == watchdog_code);
@@ -313,23 +313,23 @@ TEST_CASE("a line names a rank's place in the mesh", "[watchdog]") {
 }
 
 TEST_CASE("a check that throws ends all ranks with its reason", "[watchdog]") {
-    std::list<Job> jobs;
+    std::list<WatchdogJob> jobs;
     for (int culprit : {0, 2}) {
         const auto check = [culprit, calls = 0](int rank) mutable {
             if (rank == culprit && ++calls > 2) throw Error("an asynchronous error");
         };
         jobs.emplace_back(JobOptions{.timeout = timeout, .check = check},
-                          [](Rank& self) { self.train(); });
+                          [](WatchedRank& self) { self.train(); });
     }
     for (int culprit : {0, 2}) {
-        Job& job = culprit == 0 ? jobs.front() : jobs.back();
+        WatchdogJob& job = culprit == 0 ? jobs.front() : jobs.back();
         check_ended(job, -1);
         CHECK(job.output() == named(culprit) + "failed: an asynchronous error\n");
     }
 }
 
 TEST_CASE("errors that follow from a rank's death are not taken for the cause", "[watchdog]") {
-    Job job({}, [](Rank& self) {
+    WatchdogJob job({}, [](WatchedRank& self) {
         self.train(5);
         if (self.rank == 3) ::raise(SIGKILL);
         if (self.rank == 0 || self.rank == 2) self.watchdog.report("a collective has failed");
@@ -340,7 +340,7 @@ TEST_CASE("errors that follow from a rank's death are not taken for the cause", 
 }
 
 TEST_CASE("of ranks that lose rank 0 the first one says so before the last", "[watchdog]") {
-    Job job({.size = max_ranks}, [](Rank& self) { self.train(); });
+    WatchdogJob job({.size = max_ranks}, [](WatchedRank& self) { self.train(); });
     REQUIRE(job.all_entered(3));
     job.send(1, SIGSTOP);  // gives the last one a start
     job.send(0, SIGKILL);
@@ -353,7 +353,7 @@ TEST_CASE("of ranks that lose rank 0 the first one says so before the last", "[w
 
 TEST_CASE("a cut connection ends both sides of it", "[watchdog]") {
     std::list<Relay> relays(2);
-    std::list<Job> jobs;
+    std::list<WatchdogJob> jobs;
     for (Relay& relay : relays) {
         jobs.emplace_back(JobOptions{.size = 3,
                                      .timeout = timeout,
@@ -362,13 +362,13 @@ TEST_CASE("a cut connection ends both sides of it", "[watchdog]") {
                                              return rank == 2 ? relay.invitation(invitation)
                                                               : invitation;
                                          }},
-                          [](Rank& self) { self.train(); });
+                          [](WatchedRank& self) { self.train(); });
         relay.start(jobs.back().invitation());
     }
-    for (Job& job : jobs) REQUIRE(job.all_entered(3));
+    for (WatchdogJob& job : jobs) REQUIRE(job.all_entered(3));
     relays.front().cut(Relay::silent);
     relays.back().cut(Relay::closed);
-    for (Job* job : {&jobs.front(), &jobs.back()}) {
+    for (WatchdogJob* job : {&jobs.front(), &jobs.back()}) {
         const std::string verdict = job == &jobs.front() ? "is hung: " : "is dead: ";
         CHECK(job->status(2) == watchdog_code);
         CHECK(contains(job->output(2), named(0) + verdict));
@@ -382,20 +382,20 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
     Board* gate = static_cast<Board*>(
         ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     new (gate) Board;
-    Job job({.size = 3,
-             .invitation =
-                 [gate](int rank, const std::string& invitation) {
-                     while (rank == 2 && !gate->done) std::this_thread::sleep_for(1ms);
-                     return invitation;
-                 }},
-            [](Rank& self) {
-                self.activity.phase = "start";
-                while (self.board.joined < self.size) {  // the others work meanwhile
-                    self.activity.pulse();
-                    std::this_thread::sleep_for(1ms);
-                }
-                self.train();
-            });
+    WatchdogJob job({.size = 3,
+                     .invitation =
+                         [gate](int rank, const std::string& invitation) {
+                             while (rank == 2 && !gate->done) std::this_thread::sleep_for(1ms);
+                             return invitation;
+                         }},
+                    [](WatchedRank& self) {
+                        self.activity.phase = "start";
+                        while (self.board.joined < self.size) {  // the others work meanwhile
+                            self.activity.pulse();
+                            std::this_thread::sleep_for(1ms);
+                        }
+                        self.train();
+                    });
     REQUIRE(eventually([&] { return job.board().joined == 2; }));
     const auto [secret, answer] = secret_of(job.invitation());
     std::list<Caller> strangers;
@@ -462,17 +462,18 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
 }
 
 TEST_CASE("a member that sends garbage counts as dead", "[watchdog]") {
-    std::list<Job> jobs;
+    std::list<WatchdogJob> jobs;
     std::list<Caller> members;
     for (int n = 0; n < 4; ++n) {
         // The test itself is rank 1.
-        Job& job = jobs.emplace_back(JobOptions{.size = 3,
-                                                .invitation =
-                                                    [](int rank, const std::string& invitation) {
-                                                        if (rank == 1) ::_exit(0);
-                                                        return invitation;
-                                                    }},
-                                     [](Rank& self) { self.train(); });
+        WatchdogJob& job =
+            jobs.emplace_back(JobOptions{.size = 3,
+                                         .invitation =
+                                             [](int rank, const std::string& invitation) {
+                                                 if (rank == 1) ::_exit(0);
+                                                 return invitation;
+                                             }},
+                              [](WatchedRank& self) { self.train(); });
         Caller& member = members.emplace_back(job.invitation());
         member.send(hello(secret_of(job.invitation()).first, 1, 3, "no\x01where\x7f"));
         CHECK(member.read(1) == "\2");
@@ -490,7 +491,7 @@ TEST_CASE("a member that sends garbage counts as dead", "[watchdog]") {
         ::shutdown(member.fd(), SHUT_WR);
     }
     int n = 0;
-    for (Job& job : jobs) {
+    for (WatchdogJob& job : jobs) {
         INFO(job.output());
         check_ended(job, 1);
         CHECK(contains(job.output(0), concat("rank 1 (host no where ) ",
@@ -552,20 +553,20 @@ TEST_CASE("a rank that does not find rank 0 says where it has looked", "[watchdo
 }
 
 TEST_CASE("a rank that never comes ends the others", "[watchdog]") {
-    Job job({.size = 3,
-             .timeout = timeout,
-             .invitation =
-                 [](int rank, const std::string& invitation) {
-                     if (rank == 2) ::_exit(0);
-                     return invitation;
-                 }},
-            [](Rank& self) { self.train(); });
+    WatchdogJob job({.size = 3,
+                     .timeout = timeout,
+                     .invitation =
+                         [](int rank, const std::string& invitation) {
+                             if (rank == 2) ::_exit(0);
+                             return invitation;
+                         }},
+                    [](WatchedRank& self) { self.train(); });
     check_ended(job, 2);
     CHECK(contains(job.output(0), "rank 2 has not connected to rank 0 (host node0) within 2 s"));
 }
 
 TEST_CASE("rank 0 does not wait for ever for the others' goodbyes", "[watchdog]") {
-    Job job({.size = 3, .timeout = timeout}, [](Rank& self) {
+    WatchdogJob job({.size = 3, .timeout = timeout}, [](WatchedRank& self) {
         self.train(3);
         while (self.rank > 0 && !self.board.done) {
             self.activity.pulse();
@@ -580,11 +581,11 @@ TEST_CASE("rank 0 does not wait for ever for the others' goodbyes", "[watchdog]"
 }
 
 TEST_CASE("a process ends even if on_failure does not return", "[watchdog][.][long]") {
-    Job job({.on_failure =
-                 [](int rank) {
-                     if (rank < 2) std::this_thread::sleep_for(1h);
-                 }},
-            [](Rank& self) { self.train(); });
+    WatchdogJob job({.on_failure =
+                         [](int rank) {
+                             if (rank < 2) std::this_thread::sleep_for(1h);
+                         }},
+                    [](WatchedRank& self) { self.train(); });
     REQUIRE(job.all_entered(3));
     job.send(3, SIGKILL);
     for (int rank : {0, 1}) CHECK(job.status(rank) == 128 + SIGALRM);

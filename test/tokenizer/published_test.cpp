@@ -20,7 +20,7 @@ namespace {
 using nlohmann::json;
 using Ids = std::vector<uint32_t>;
 
-Tokenizer load_json(const json& tokenizer, const json& config = nullptr) {
+Tokenizer load_published(const json& tokenizer, const json& config = nullptr) {
     const TemporaryDirectory folder;
     write_file(folder / "tokenizer.json", tokenizer.dump());
     if (!config.is_null()) write_file(folder / "tokenizer_config.json", config.dump());
@@ -28,13 +28,13 @@ Tokenizer load_json(const json& tokenizer, const json& config = nullptr) {
 }
 
 std::string error_of_json(const json& tokenizer) {
-    return error_of([&] { load_json(tokenizer); });
+    return error_of([&] { load_published(tokenizer); });
 }
 
-json trained() { return read_fixture("trained.json"); }
+json trained_json() { return read_fixture("trained.json"); }
 
 json with_parts(const json& parts) {
-    json file = trained();
+    json file = trained_json();
     for (const char* part : {"pre_tokenizer", "normalizer"}) file[part] = parts.at(part);
     return file;
 }
@@ -57,10 +57,10 @@ std::vector<std::string> pieces_of(const std::string& pattern, std::string_view 
     return pieces_of(std::vector{pattern}, text);
 }
 
-using Pieces = std::vector<std::string>;
+using PieceList = std::vector<std::string>;
 
 json with_special(std::initializer_list<std::pair<const char*, int>> tokens) {
-    json file = trained();
+    json file = trained_json();
     for (const auto& [text, id] : tokens)
         file["added_tokens"].push_back({{"id", id},
                                         {"content", text},
@@ -80,8 +80,8 @@ json sequence(const char* name) { return {{"Sequence", {{"id", name}, {"type_id"
 TEST_CASE("published ways to cut text give the ids of Hugging Face's tokenizers") {
     const json fixture = read_fixture("published.json");
     for (const auto& [name, parts] : fixture.at("tokenizers").items()) {
-        const Tokenizer tokenizer = load_json(with_parts(parts));
-        const Tokenizer again = load_json(json::parse(tokenizer.to_json()));
+        const Tokenizer tokenizer = load_published(with_parts(parts));
+        const Tokenizer again = load_published(json::parse(tokenizer.to_json()));
         CHECK(again.patterns() == tokenizer.patterns());
         Encoder encoder(again);
         const bool is_nfc = tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9");
@@ -116,70 +116,74 @@ TEST_CASE("PCRE2 cuts by the known patterns as their own code does") {
 
 TEST_CASE("patterns mean what they mean to Oniguruma") {
     // Spaces, words, digits.
-    CHECK(pieces_of(R"(\s+)", "a\u180E \u0085\u3000b") == Pieces{"a\u180E", " \u0085\u3000", "b"});
-    CHECK(pieces_of(R"([^\S\n]+)", "a \t\nb") == Pieces{"a", " \t", "\nb"});
-    CHECK(pieces_of(R"([\s\S])", "a\u180E\n") == Pieces{"a", "\u180E", "\n"});
-    CHECK(pieces_of(R"([\s\S])", "a\u180E\u180E") == Pieces{"a", "\u180E", "\u180E"});
-    CHECK(pieces_of(R"([\S\t])", "a\u180E\u180E \t") == Pieces{"a", "\u180E", "\u180E", " ", "\t"});
-    CHECK(pieces_of(R"(\w+)", "a_\u0301\u203F!\u00BD") == Pieces{"a_\u0301\u203F", "!", "\u00BD"});
+    CHECK(pieces_of(R"(\s+)", "a\u180E \u0085\u3000b") ==
+          PieceList{"a\u180E", " \u0085\u3000", "b"});
+    CHECK(pieces_of(R"([^\S\n]+)", "a \t\nb") == PieceList{"a", " \t", "\nb"});
+    CHECK(pieces_of(R"([\s\S])", "a\u180E\n") == PieceList{"a", "\u180E", "\n"});
+    CHECK(pieces_of(R"([\s\S])", "a\u180E\u180E") == PieceList{"a", "\u180E", "\u180E"});
+    CHECK(pieces_of(R"([\S\t])", "a\u180E\u180E \t") ==
+          PieceList{"a", "\u180E", "\u180E", " ", "\t"});
+    CHECK(pieces_of(R"(\w+)", "a_\u0301\u203F!\u00BD") ==
+          PieceList{"a_\u0301\u203F", "!", "\u00BD"});
     CHECK(pieces_of(R"(\w+)", "\u24B6\u2163\u00B2!\u2460") ==
-          Pieces{"\u24B6\u2163\u00B2", "!\u2460"});
-    CHECK(pieces_of(R"([\w]+)", "\u24B6\u2163\u00B2!") == Pieces{"\u24B6\u2163", "\u00B2!"});
+          PieceList{"\u24B6\u2163\u00B2", "!\u2460"});
+    CHECK(pieces_of(R"([\w]+)", "\u24B6\u2163\u00B2!") == PieceList{"\u24B6\u2163", "\u00B2!"});
     // Scripts are not script extensions; names of properties are read loosely.
-    CHECK(pieces_of(R"(\p{Han}+)", "\u4E2D\u3002\u56FD") == Pieces{"\u4E2D", "\u3002", "\u56FD"});
+    CHECK(pieces_of(R"(\p{Han}+)", "\u4E2D\u3002\u56FD") ==
+          PieceList{"\u4E2D", "\u3002", "\u56FD"});
     CHECK(pieces_of(R"(\p{^ han }|\P{ALPHA-betic})", "\u4E2D\u56FD1") ==
-          Pieces{"\u4E2D\u56FD", "1"});
+          PieceList{"\u4E2D\u56FD", "1"});
     // UTF-8 has no surrogates, so this is an empty set.
-    CHECK(pieces_of(R"(\p{Cs})", "aB c12") == Pieces{"aB c12"});
-    CHECK(pieces_of(R"(\P{Surrogate})", "a1 ") == Pieces{"a", "1", " "});
-    CHECK(pieces_of(R"([\p{L}\p{Cs}]+)", "ab 1") == Pieces{"ab", " 1"});
-    CHECK(pieces_of(R"([^\p{L}\p{Cs}]+)", "ab 1") == Pieces{"ab", " 1"});
+    CHECK(pieces_of(R"(\p{Cs})", "aB c12") == PieceList{"aB c12"});
+    CHECK(pieces_of(R"(\P{Surrogate})", "a1 ") == PieceList{"a", "1", " "});
+    CHECK(pieces_of(R"([\p{L}\p{Cs}]+)", "ab 1") == PieceList{"ab", " 1"});
+    CHECK(pieces_of(R"([^\p{L}\p{Cs}]+)", "ab 1") == PieceList{"ab", " 1"});
     // Sets within sets, what sets have in common, and named classes.
-    CHECK(pieces_of(R"([a-c[x-z]])", "abdxw") == Pieces{"a", "b", "d", "x", "w"});
-    CHECK(pieces_of(R"([a-z&&[^aeiou]]+)", "abcde") == Pieces{"a", "bcd", "e"});
-    CHECK(pieces_of(R"([^a-z&&[^aeiou]]+)", "bae1x") == Pieces{"b", "ae1", "x"});
-    CHECK(pieces_of(R"([[:punct:]]+|\p{Punct})", "a$+!") == Pieces{"a", "$+!"});
-    CHECK(pieces_of(R"([[:^alpha:]]+)", "a1!b") == Pieces{"a", "1!", "b"});
-    CHECK(pieces_of(R"(\b'\b)", "a\u0301'\u0301'! 'b") == Pieces{"a\u0301", "'", "\u0301'! 'b"});
-    CHECK(pieces_of(R"(\b')", "\u00b2' \u2460'") == Pieces{"\u00b2", "'", " \u2460'"});
-    CHECK(pieces_of(R"(\B.)", "ab! '") == Pieces{"a", "b", "!", " ", "'"});
-    CHECK(pieces_of(R"(\d)", "1\u0663\u00BD") == Pieces{"1", "\u0663", "\u00BD"});
-    CHECK(pieces_of(R"(\h+)", "xyzFace 12") == Pieces{"xyz", "Face", " ", "12"});
-    CHECK(pieces_of(R"(\v)", "a\v\n") == Pieces{"a", "\v", "\n"});
+    CHECK(pieces_of(R"([a-c[x-z]])", "abdxw") == PieceList{"a", "b", "d", "x", "w"});
+    CHECK(pieces_of(R"([a-z&&[^aeiou]]+)", "abcde") == PieceList{"a", "bcd", "e"});
+    CHECK(pieces_of(R"([^a-z&&[^aeiou]]+)", "bae1x") == PieceList{"b", "ae1", "x"});
+    CHECK(pieces_of(R"([[:punct:]]+|\p{Punct})", "a$+!") == PieceList{"a", "$+!"});
+    CHECK(pieces_of(R"([[:^alpha:]]+)", "a1!b") == PieceList{"a", "1!", "b"});
+    CHECK(pieces_of(R"(\b'\b)", "a\u0301'\u0301'! 'b") == PieceList{"a\u0301", "'", "\u0301'! 'b"});
+    CHECK(pieces_of(R"(\b')", "\u00b2' \u2460'") == PieceList{"\u00b2", "'", " \u2460'"});
+    CHECK(pieces_of(R"(\B.)", "ab! '") == PieceList{"a", "b", "!", " ", "'"});
+    CHECK(pieces_of(R"(\d)", "1\u0663\u00BD") == PieceList{"1", "\u0663", "\u00BD"});
+    CHECK(pieces_of(R"(\h+)", "xyzFace 12") == PieceList{"xyz", "Face", " ", "12"});
+    CHECK(pieces_of(R"(\v)", "a\v\n") == PieceList{"a", "\v", "\n"});
     CHECK(pieces_of(R"(\u00e9|\x{663}|\x41)", "\u00e9\u0663AB") ==
-          Pieces{"\u00e9", "\u0663", "A", "B"});
+          PieceList{"\u00e9", "\u0663", "A", "B"});
     // Repetitions: {n,m}+ repeats, {n}? is optional, {,m} begins at 0, other braces are characters.
-    CHECK(pieces_of(R"(\p{N}{1,3}+)", "12345678a") == Pieces{"12345678", "a"});
-    CHECK(pieces_of(R"(a{2}?b)", "aabb") == Pieces{"aab", "b"});
-    CHECK(pieces_of(R"(xa{,2}y)", "xaayxaaay") == Pieces{"xaay", "xaaay"});
-    CHECK(pieces_of(R"((?:ab|c){1,2}+d)", "abcabd") == Pieces{"abcabd"});
-    CHECK(pieces_of("a{b}", "a{b}c") == Pieces{"a{b}", "c"});
-    CHECK(pieces_of("a++ab", "aab") == Pieces{"aab"});  // possessive: no match
+    CHECK(pieces_of(R"(\p{N}{1,3}+)", "12345678a") == PieceList{"12345678", "a"});
+    CHECK(pieces_of(R"(a{2}?b)", "aabb") == PieceList{"aab", "b"});
+    CHECK(pieces_of(R"(xa{,2}y)", "xaayxaaay") == PieceList{"xaay", "xaaay"});
+    CHECK(pieces_of(R"((?:ab|c){1,2}+d)", "abcabd") == PieceList{"abcabd"});
+    CHECK(pieces_of("a{b}", "a{b}c") == PieceList{"a{b}", "c"});
+    CHECK(pieces_of("a++ab", "aab") == PieceList{"aab"});  // possessive: no match
     // Lines and dots.
-    CHECK(pieces_of("x$", "xx\nx") == Pieces{"x", "x", "\n", "x"});
-    CHECK(pieces_of("^x", "xx\nx") == Pieces{"x", "x\n", "x"});
-    CHECK(pieces_of("(?m:.+)|b", "a\nb") == Pieces{"a\nb"});
-    CHECK(pieces_of(".+", "a\n\rb") == Pieces{"a", "\n", "\rb"});
+    CHECK(pieces_of("x$", "xx\nx") == PieceList{"x", "x", "\n", "x"});
+    CHECK(pieces_of("^x", "xx\nx") == PieceList{"x", "x\n", "x"});
+    CHECK(pieces_of("(?m:.+)|b", "a\nb") == PieceList{"a\nb"});
+    CHECK(pieces_of(".+", "a\n\rb") == PieceList{"a", "\n", "\rb"});
     // Letter case; a match sees what lies before it.
-    CHECK(pieces_of("a(?i)b|c", "aBaCcC") == Pieces{"aB", "aC", "cC"});
+    CHECK(pieces_of("a(?i)b|c", "aBaCcC") == PieceList{"aB", "aC", "cC"});
     CHECK(pieces_of("(?i:ss|k)", "\u00DFsS\u1E9E\u212AK") ==
-          Pieces{"\u00DF", "sS", "\u1E9E", "\u212A", "K"});
-    CHECK(pieces_of("(?i)[\u00DF]", "sSs") == Pieces{"sS", "s"});
-    CHECK(pieces_of("(?i)[^k]+", "a\u212Ab") == Pieces{"a", "\u212A", "b"});
-    CHECK(pieces_of("(?i)'S|'(?-i:t)", "'s'T't'\u017F") == Pieces{"'s", "'T", "'t", "'\u017F"});
-    CHECK(pieces_of("(?<=a)b", "bab") == Pieces{"ba", "b"});
-    CHECK(pieces_of("(?#a comment)c", "abc") == Pieces{"ab", "c"});
+          PieceList{"\u00DF", "sS", "\u1E9E", "\u212A", "K"});
+    CHECK(pieces_of("(?i)[\u00DF]", "sSs") == PieceList{"sS", "s"});
+    CHECK(pieces_of("(?i)[^k]+", "a\u212Ab") == PieceList{"a", "\u212A", "b"});
+    CHECK(pieces_of("(?i)'S|'(?-i:t)", "'s'T't'\u017F") == PieceList{"'s", "'T", "'t", "'\u017F"});
+    CHECK(pieces_of("(?<=a)b", "bab") == PieceList{"ba", "b"});
+    CHECK(pieces_of("(?#a comment)c", "abc") == PieceList{"ab", "c"});
     // Empty matches cut; a second pattern sees each piece alone.
-    CHECK(pieces_of("(?=[A-Z])", "aBcD") == Pieces{"a", "Bc", "D"});
-    CHECK(pieces_of(Pieces{R"(\d)", R"(\s+(?!\S)|\s+)"}, "a  1  b") ==
-          Pieces{"a", "  ", "1", " ", " ", "b"});
+    CHECK(pieces_of("(?=[A-Z])", "aBcD") == PieceList{"a", "Bc", "D"});
+    CHECK(pieces_of(PieceList{R"(\d)", R"(\s+(?!\S)|\s+)"}, "a  1  b") ==
+          PieceList{"a", "  ", "1", " ", " ", "b"});
     CHECK(pieces_of(escape_regex("a.[b]|{1}\\$^"), "xa.[b]|{1}\\$^y") ==
-          Pieces{"x", "a.[b]|{1}\\$^", "y"});
+          PieceList{"x", "a.[b]|{1}\\$^", "y"});
 }
 
 TEST_CASE("a byte that is not UTF-8 is a character, and pieces keep the bytes") {
     CHECK(pieces_of(R"(\p{So}+)", "a\xFF\xFE\uFFFD\xC3z") ==
-          Pieces{"a", "\xFF\xFE\uFFFD\xC3", "z"});
+          PieceList{"a", "\xFF\xFE\uFFFD\xC3", "z"});
     for (int round = 0; round < 200; ++round) {
         const std::string text = random_bytes(static_cast<size_t>(random_int(0, 200)));
         std::string joined;
@@ -228,7 +232,7 @@ TEST_CASE("patterns that are malformed or not supported are refused") {
              {"(?~a)", "(?~"}}) {
         CAPTURE(pattern);
         CHECK(contains(error_of([&, text = pattern] { Splitter({text}); }), says));
-        json file = trained();
+        json file = trained_json();
         file["pre_tokenizer"] = {
             {"type", "Sequence"},
             {"pretokenizers",
@@ -241,7 +245,7 @@ TEST_CASE("patterns that are malformed or not supported are refused") {
 }
 
 TEST_CASE("a Split that drops text is refused, and so are normalizers besides NFC") {
-    json file = trained();
+    json file = trained_json();
     const auto set = [&](const char* behavior, bool invert, const std::string& regex) {
         file["pre_tokenizer"] = {
             {"type", "Sequence"},
@@ -258,7 +262,7 @@ TEST_CASE("a Split that drops text is refused, and so are normalizers besides NF
     CHECK(contains(set("Removed", true, R"(\p{N}{1,3})"), "Removed"));
     CHECK(contains(set("Removed", false, std::string(o200k_regex)), "Removed"));
     CHECK(contains(set("MergedWithNext", false, R"(\w+)"), "MergedWithNext"));
-    file = trained();
+    file = trained_json();
     file["normalizer"] = {{"type", "Sequence"},
                           {"normalizers", {{{"type", "NFC"}}, {{"type", "Lowercase"}}}}};
     CHECK(contains(error_of_json(file), "Lowercase"));
@@ -297,15 +301,15 @@ TEST_CASE("normalisation form C composes, orders marks, and keeps what is not UT
 
 TEST_CASE("which tokens begin and end a document is read from the post-processor") {
     const json plain = with_special({{"<s>", 700}, {"</s>", 701}});
-    CHECK(load_json(plain).begin_of_text() == std::nullopt);
-    CHECK(load_json(plain).end_of_text() == 699u);
-    CHECK(load_json(plain).document_boundary() == 699u);
+    CHECK(load_published(plain).begin_of_text() == std::nullopt);
+    CHECK(load_published(plain).end_of_text() == 699u);
+    CHECK(load_published(plain).document_boundary() == 699u);
     json file = plain;
     const auto read = [&](const json& single, const json& pair) {
         file["post_processor"] = {
             {"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}};
-        const Tokenizer tokenizer = load_json(file);
-        const Tokenizer again = load_json(json::parse(tokenizer.to_json()));
+        const Tokenizer tokenizer = load_published(file);
+        const Tokenizer again = load_published(json::parse(tokenizer.to_json()));
         CHECK(again.begin_of_text() == tokenizer.begin_of_text());
         CHECK(again.end_of_text() == tokenizer.end_of_text());
         return std::pair(tokenizer.begin_of_text(), tokenizer.end_of_text());
@@ -324,8 +328,8 @@ TEST_CASE("which tokens begin and end a document is read from the post-processor
         {"processors",
          {{{"type", "ByteLevel"}},
           {{"type", "RobertaProcessing"}, {"cls", {"<s>", 700}}, {"sep", {"</s>", 701}}}}}};
-    CHECK(load_json(file).begin_of_text() == 700u);
-    CHECK(load_json(file).end_of_text() == 701u);
+    CHECK(load_published(file).begin_of_text() == 700u);
+    CHECK(load_published(file).end_of_text() == 701u);
     file["post_processor"] = {
         {"type", "TemplateProcessing"}, {"single", json::array({1})}, {"pair", json::array()}};
     CHECK(contains(error_of_json(file), "template"));
@@ -337,20 +341,23 @@ TEST_CASE("tokenizer_config.json names the tokens that begin and end a document"
     with_template["post_processor"] = {{"type", "TemplateProcessing"},
                                        {"single", {special("<s>"), sequence("A")}},
                                        {"pair", {sequence("A"), sequence("B")}}};
-    const auto end = [&](const json& config) { return load_json(plain, config).end_of_text(); };
+    const auto end = [&](const json& config) {
+        return load_published(plain, config).end_of_text();
+    };
     CHECK(end({{"eos_token", "</s>"}}) == 701u);
     CHECK(end({{"eos_token", {{"content", "</s>"}}}}) == 701u);
     CHECK(end({{"eos_token", nullptr}}) == 699u);
     CHECK(end({{"eos_token", "<gone>"}}) == 699u);
     const auto begin = [&](const json& file, const json& config) {
-        return load_json(file, config).begin_of_text();
+        return load_published(file, config).begin_of_text();
     };
     CHECK(begin(plain, {{"bos_token", "<s>"}}) == std::nullopt);
     CHECK(begin(plain, {{"bos_token", "<s>"}, {"add_bos_token", true}}) == 700u);
     CHECK(begin(with_template, {{"bos_token", "<s>"}}) == 700u);
     CHECK(begin(with_template, {{"bos_token", "<s>"}, {"add_bos_token", false}}) == std::nullopt);
-    CHECK(contains(error_of([&] { load_json(plain, json::array()); }), "tokenizer_config.json"));
-    CHECK(contains(error_of([&] { load_json(plain, {{"eos_token", 7}}); }), "eos_token"));
+    CHECK(
+        contains(error_of([&] { load_published(plain, json::array()); }), "tokenizer_config.json"));
+    CHECK(contains(error_of([&] { load_published(plain, {{"eos_token", 7}}); }), "eos_token"));
 }
 
 TEST_CASE("a rank file of GPT-4o's vocabulary is cut by its pattern") {
@@ -360,7 +367,7 @@ TEST_CASE("a rank file of GPT-4o's vocabulary is cut by its pattern") {
     const Tokenizer tokenizer = Tokenizer::load(folder.path());
     CHECK(tokenizer.patterns() == std::vector{std::string(o200k_regex)});
     CHECK(tokenizer.end_of_text() == 700u);
-    CHECK(load_json(json::parse(tokenizer.to_json())).encode("Don'T/\n") ==
+    CHECK(load_published(json::parse(tokenizer.to_json())).encode("Don'T/\n") ==
           tokenizer.encode("Don'T/\n"));
 }
 
@@ -427,12 +434,12 @@ TEST_CASE("a rank file's name and size say which special tokens it has") {
 }
 
 TEST_CASE("the tokens around documents can be chosen, and a prompt begins with one") {
-    const Tokenizer plain = load_json(with_special({{"<s>", 700}, {"</s>", 701}}));
+    const Tokenizer plain = load_published(with_special({{"<s>", 700}, {"</s>", 701}}));
     const Tokenizer chosen = plain.with_document_tokens("<s>", "</s>");
     CHECK(chosen.begin_of_text() == 700u);
     CHECK(chosen.end_of_text() == 701u);
     CHECK(chosen.document_boundary() == 700u);
-    const Tokenizer again = load_json(json::parse(chosen.to_json()));
+    const Tokenizer again = load_published(json::parse(chosen.to_json()));
     CHECK(again.begin_of_text() == 700u);
     CHECK(again.end_of_text() == 701u);
     CHECK(chosen.with_document_tokens("", "").to_json() == chosen.to_json());

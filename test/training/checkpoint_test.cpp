@@ -12,7 +12,6 @@
 #include <stop_token>
 #include <thread>
 
-#include <nlohmann/json.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +19,7 @@
 #include "test/catch.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"
+#include "test/sorted_json.h"
 #include "test/text.h"
 #include "training/config/config_text.h"
 #include "training/files/safetensors.h"
@@ -29,8 +29,6 @@ using namespace train_gpt;
 namespace fs = std::filesystem;
 
 namespace {
-
-using Json = nlohmann::json;
 
 const std::string fixture = "test/fixtures/gpt2-tiny";
 const char* const optimizer_file = "optimizer-00000-of-00001.safetensors";
@@ -230,8 +228,8 @@ TEST_CASE("weights lie in model.safetensors as Hugging Face stores them", "[chec
         theirs.read_floats(*same, b.data());
         CHECK(a == b);
     }
-    const Json config = Json::parse(read(path / "config.json")),
-               original = Json::parse(read(fixture + "/config.json"));
+    const SortedJson config = SortedJson::parse(read(path / "config.json")),
+                     original = SortedJson::parse(read(fixture + "/config.json"));
     for (const char* key : {"model_type", "n_layer", "n_head", "n_embd", "n_positions",
                             "vocab_size", "activation_function", "layer_norm_epsilon"}) {
         CAPTURE(key);
@@ -316,21 +314,21 @@ TEST_CASE("any flipped bit, missing byte or missing file of a checkpoint is foun
         fs::remove(path / name);
         write(path / name, good);
     }
-    const Json manifest = Json::parse(read(path / "manifest.json"));
-    const auto edited = [&](const std::function<void(Json&)>& edit) {
-        Json other = manifest;
+    const SortedJson manifest = SortedJson::parse(read(path / "manifest.json"));
+    const auto edited = [&](const std::function<void(SortedJson&)>& edit) {
+        SortedJson other = manifest;
         edit(other);
         write(path / "manifest.json", other.dump());
         return error_of([&] { verify_checkpoint(path, Verify::everything); });
     };
-    CHECK(edited([](Json&) {}).empty());
-    CHECK(contains(edited([](Json& m) { m["step"] = 4; }), "step 4"));
-    CHECK(contains(edited([](Json& m) { m["format_version"] = 1000; }), "newer version"));
-    CHECK(contains(edited([](Json& m) { m["files"] = 5; }), "files"));
-    CHECK(contains(edited([](Json& m) { m["files"].erase("model.safetensors"); }),
+    CHECK(edited([](SortedJson&) {}).empty());
+    CHECK(contains(edited([](SortedJson& m) { m["step"] = 4; }), "step 4"));
+    CHECK(contains(edited([](SortedJson& m) { m["format_version"] = 1000; }), "newer version"));
+    CHECK(contains(edited([](SortedJson& m) { m["files"] = 5; }), "files"));
+    CHECK(contains(edited([](SortedJson& m) { m["files"].erase("model.safetensors"); }),
                    "model.safetensors"));
-    CHECK(contains(edited([](Json& m) { m["files"]["config.json"] = nullptr; }), "bytes"));
-    CHECK(contains(edited([](Json& m) { m = Json::array(); }), "format_version"));
+    CHECK(contains(edited([](SortedJson& m) { m["files"]["config.json"] = nullptr; }), "bytes"));
+    CHECK(contains(edited([](SortedJson& m) { m = SortedJson::array(); }), "format_version"));
 }
 
 TEST_CASE(
@@ -441,7 +439,8 @@ TEST_CASE("a checkpoint names the oldest version that knows its position", "[che
     const auto version_with = [&](const std::optional<RunPosition>& position) {
         CheckpointContents contents{step, Config{}, spec, *model.parameters};
         contents.position = position;
-        return Json::parse(read(save_checkpoint(directory.path(), contents) / "manifest.json"))
+        return SortedJson::parse(
+                   read(save_checkpoint(directory.path(), contents) / "manifest.json"))
             .at("format_version")
             .get<int>();
     };
@@ -488,9 +487,9 @@ TEST_CASE("a checkpoint that cannot be written leaves the others as they were", 
 TEST_CASE("a model folder that is not GPT-2 as known here is refused with the key",
           "[checkpoint]") {
     const TemporaryDirectory directory;
-    const Json good = Json::parse(read(fixture + "/config.json"));
-    const auto refused = [&](const char* key, const Json& value) {
-        Json config = good;
+    const SortedJson good = SortedJson::parse(read(fixture + "/config.json"));
+    const auto refused = [&](const char* key, const SortedJson& value) {
+        SortedJson config = good;
         config[key] = value;
         write(directory / "config.json", config.dump());
         const std::string error = error_of([&] { read_model_spec(directory.path()); });
@@ -502,8 +501,9 @@ TEST_CASE("a model folder that is not GPT-2 as known here is refused with the ke
     refused("model_type", "bert");
     refused("model_type", 3);
     for (const char* key : {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size"})
-        for (const Json& value : {Json(0), Json(-1), Json("2"), Json(nullptr), Json(2.5),
-                                  Json(true), Json((1LL << 32) + 2)})
+        for (const SortedJson& value :
+             {SortedJson(0), SortedJson(-1), SortedJson("2"), SortedJson(nullptr), SortedJson(2.5),
+              SortedJson(true), SortedJson((1LL << 32) + 2)})
             refused(key, value);
     refused("n_embd", good.at("n_head").get<int>() * 8 + 1);
     refused("activation_function", "relu");

@@ -47,7 +47,7 @@ void write_fingerprints(const std::string& run, const std::vector<int64_t>& step
                 tensors[tensor][kind] = "0123456789abcdef";
         for (const auto& [at, tensor, kind] : odd)
             if (at == step) tensors[tensor][kind] = "0123456789abcdee";
-        text += to_text({{"step", step}, {"tensors", tensors}}) + "\n";
+        text += to_text(Json{{"step", step}, {"tensors", tensors}}) + "\n";
     }
     write(run + "/fingerprints.jsonl", text);
 }

@@ -658,7 +658,7 @@ TEST_CASE("the presets of published Llama-class models have all of their paramet
 namespace {
 
 /// The shape of a published mixture.
-struct Mixture {
+struct PublishedMixture {
     std::string preset;
     int64_t L, C, H, K, D, V;  // layers, channels, heads of queries and of keys, their size, tokens
     int64_t E, k, F, shared;   // experts, a token's, their width, the shared expert's
@@ -674,7 +674,7 @@ struct Mixture {
 // 2401.04088), OLMoE's (arXiv 2409.02060), Qwen1.5-MoE's announcement.
 TEST_CASE("the presets of published mixtures have all of their parameters, total and active",
           "[config][plan]") {
-    const Mixture mixtures[] = {
+    const PublishedMixture mixtures[] = {
         {"qwen3-30b-a3b", 48, 2048, 32, 4, 128, 151936, 128, 8, 768, 0, 2 * 128, 0, 0, 30.5e9,
          3.3e9},
         {"gpt-oss-20b", 24, 2880, 64, 8, 64, 201088, 32, 4, 2880, 0, (64 + 2 * 8) * 64 + 2880 + 64,
@@ -684,7 +684,7 @@ TEST_CASE("the presets of published mixtures have all of their parameters, total
          1.28e9},
         {"qwen1.5-moe-a2.7b", 24, 2048, 16, 16, 128, 151936, 60, 4, 1408, 5632, 3 * 2048, 0, 0,
          14.3e9, 2.7e9}};
-    for (const Mixture& m : mixtures) {
+    for (const PublishedMixture& m : mixtures) {
         CAPTURE(m.preset);
         const int64_t attention =
                           m.C * (m.H + 2 * m.K) * m.D + m.H * m.D * m.C + m.attention_vectors,

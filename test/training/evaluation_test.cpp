@@ -8,20 +8,17 @@
 #include <memory>
 #include <numeric>
 
-#include <nlohmann/json.hpp>
-
 #include "test/dataloader/shard_files.h"
 #include "test/model/tiny_model.h"
+#include "test/sorted_json.h"
 #include "test/text.h"
 
 using namespace train_gpt;
 
 namespace {
 
-using Json = nlohmann::json;
-
 /// Words of a few letters.
-std::string random_text(int64_t words) {
+std::string random_words(int64_t words) {
     std::string text;
     for (; words > 0; --words) {
         for (int64_t n = random_int(1, 4); n > 0; --n)
@@ -32,7 +29,7 @@ std::string random_text(int64_t words) {
 }
 
 Tokenizer small_tokenizer() {
-    const std::string text = random_text(500);
+    const std::string text = random_words(500);
     return Tokenizer::train(std::vector<std::string_view>{text}, 300);
 }
 
@@ -174,11 +171,11 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
     const int examples = 12;
     for (int i = 0; i < examples; ++i) {
         // Contexts from none to more than T tokens, and endings of more than T tokens too.
-        const std::string context = i == 0 ? "" : random_text(random_int(1, 25));
+        const std::string context = i == 0 ? "" : random_words(random_int(1, 25));
         std::vector<std::string> endings;
         double loss[4], per_token[4];
         for (int e = 0; e < 4; ++e) {
-            endings.push_back(random_text(i == 1 ? 40 : random_int(1, 8)));
+            endings.push_back(random_words(i == 1 ? 40 : random_int(1, 8)));
             const EndingScore score = naive_score(naive, tokenizer, T, context, endings.back());
             loss[e] = score.nats;
             per_token[e] = score.nats / static_cast<double>(score.tokens);
@@ -192,7 +189,7 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
                                    random_int(0, 3)}[static_cast<size_t>(i % 3)];
         right += std::min_element(loss, loss + 4) - loss == label;
         right_per_token += std::min_element(per_token, per_token + 4) - per_token == label;
-        Json line{{"ind", i}, {"ctx", context}, {"endings", endings}, {"label", label}};
+        SortedJson line{{"ind", i}, {"ctx", context}, {"endings", endings}, {"label", label}};
         if (random_int(0, 1)) line["label"] = std::to_string(label);
         jsonl += line.dump() + (random_int(0, 1) ? "\n" : "\r\n\n");
     }

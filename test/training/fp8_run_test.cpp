@@ -30,7 +30,7 @@ using namespace train_gpt::mesh_job;
 
 namespace {
 
-using State = std::vector<std::vector<double>>;
+using RunValues = std::vector<std::vector<double>>;
 
 /// A model that is trained in several ways.
 struct Model {
@@ -74,7 +74,7 @@ std::string refusal(const F& attempt) {
 }
 
 /// |a − b| / |b| of all elements together.
-double distance(const State& a, const State& b) {
+double distance(const RunValues& a, const RunValues& b) {
     double difference = 0, size = 0;
     for (size_t i = 0; i < b.size(); ++i)
         for (size_t k = 0; k < b[i].size(); ++k) {
@@ -178,7 +178,7 @@ TEST_CASE("a step in fp8 has nearly the gradients of other steps, and evaluation
     CAPTURE(model.seed, model.family, model.in_bf16);
     MeshRun plain = model.run("off");
     const double loss = plain.step().sums.loss;
-    const State expected = plain.gradients();
+    const RunValues expected = plain.gradients();
     for (const char* recipe : {"delayed", "current"}) {
         CAPTURE(recipe);
         MeshRun run = model.run(recipe);
@@ -397,7 +397,7 @@ TEST_CASE("a GPU trains in bf16 where cuBLASLt refuses fp8, and says so", "[fp8]
     CAPTURE(model.seed, model.family);
     struct Result {
         std::vector<double> losses;
-        State gradients, masters;
+        RunValues gradients, masters;
         std::vector<std::string> refusals;
     };
     const auto train = [&](const char* recipe) {

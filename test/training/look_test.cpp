@@ -78,13 +78,13 @@ std::vector<float> values_of(Stream& stream, Tensor tensor) {
     return values;
 }
 
-struct RandomModel {
+struct LookedModel {
     DecoderSpec spec = random_spec();
     int T = static_cast<int>(random_int(1, spec.n_ctx));
     TinyModel model;
     std::vector<int32_t> tokens;
 
-    explicit RandomModel(DType dtype, int chunk)
+    explicit LookedModel(DType dtype, int chunk)
         : model(spec, 1, T, dtype, Recompute::none, {.chunk = chunk}) {
         model.parameters->state.initialize(static_cast<uint64_t>(random_int(1, 1 << 20)));
         for (int i = 0; i < model.count(); ++i) {
@@ -187,7 +187,7 @@ TEST_CASE("the recorded queries and keys are the ones with which attention compu
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (int round = 0; round < 8; ++round) {
-            RandomModel r(dtype, static_cast<int>(random_int(1, 20)));
+            LookedModel r(dtype, static_cast<int>(random_int(1, 20)));
             const int T = r.T;
             CAPTURE(described(r.spec), T, name_of(dtype));
             // Beside what look_inside() records: attention's output and values
@@ -284,7 +284,7 @@ TEST_CASE("losses and ranks and predictions are those of the logits before each 
           "[look][cuda]") {
     ON_EACH_DEVICE();
     for (int round = 0; round < 12; ++round) {
-        RandomModel r(DType::fp32, static_cast<int>(random_int(1, 20)));
+        LookedModel r(DType::fp32, static_cast<int>(random_int(1, 20)));
         CAPTURE(described(r.spec), r.T);
         const int most = static_cast<int>(random_int(1, 6));
         const int64_t named = random_int(1, r.spec.vocab_size);
@@ -327,7 +327,7 @@ TEST_CASE("losses and ranks and predictions are those of the logits before each 
 }
 
 TEST_CASE("a model whose logits are not finite is refused", "[look]") {
-    RandomModel r(DType::fp32, 8);
+    LookedModel r(DType::fp32, 8);
     std::vector<float> values(static_cast<size_t>(r.model.parameter(0).numel()), NAN);
     r.model.parameters->state.set(0, values);
     CHECK(contains(error_of([&] {

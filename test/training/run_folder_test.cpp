@@ -10,25 +10,18 @@
 #include <optional>
 #include <sstream>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "dataloader/manifest.h"
 #include "dataloader/prepare.h"
 #include "test/catch.h"
 #include "test/random.h"
+#include "test/sorted_json.h"
 #include "test/text.h"
 #include "training/config/config_text.h"
 #include "training/watch/metrics.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
-
-namespace {
-
-using Json = nlohmann::json;
-
-}  // namespace
 
 TEST_CASE("a run's folder belongs to one run at a time", "[run_folder]") {
     const TemporaryDirectory directory;
@@ -95,14 +88,14 @@ TEST_CASE("a run's folder says what the run was", "[run_folder]") {
     RunFolder folder(directory / "run");
     CHECK(folder.describe(config).empty());
     CHECK(read(directory / "run/config.json") == to_json(config));
-    const Json manifest = Json::parse(read(directory / "run/manifest.json"));
+    const SortedJson manifest = SortedJson::parse(read(directory / "run/manifest.json"));
     CHECK(manifest.at("seed").get<uint64_t>() == config.seed);
     CHECK(manifest.at("val").get<std::string>() == "synthetic");
     const DataManifest data = read_data_manifest(directory / "data");
     size_t shards = 0;
     for (const PreparedShard& shard : data.shards) {
         if (shard.split != "train") continue;
-        const Json& entry = manifest.at("train").at(shards++);
+        const SortedJson& entry = manifest.at("train").at(shards++);
         CHECK(entry.at("path").get<std::string>() == directory / ("data/" + shard.name));
         CHECK(entry.at("tokens").get<int64_t>() == shard.tokens);
         CHECK(entry.at("xxh3").get<std::string>() == shard.hash);
@@ -125,8 +118,10 @@ TEST_CASE("a run's folder says what the run was", "[run_folder]") {
 
     fs::remove(directory / "moved/data.json");  // now the shards have no hashes
     CHECK(folder.describe(config) == std::vector<std::string>{"data.train", "data.val"});
-    CHECK_FALSE(
-        Json::parse(read(directory / "run/manifest.json")).at("train").at(0).contains("xxh3"));
+    CHECK_FALSE(SortedJson::parse(read(directory / "run/manifest.json"))
+                    .at("train")
+                    .at(0)
+                    .contains("xxh3"));
 }
 
 TEST_CASE("the best evaluation is the first of the lowest loss on the same data, up to a step",
@@ -141,10 +136,11 @@ TEST_CASE("the best evaluation is the first of the lowest loss on the same data,
         const double loss = 0.5 * static_cast<double>(random_int(2, 9));
         if (random_int(0, 7) == 0) tokens += random_int(1, 50);
         tokens_at[step] = tokens;
-        text +=
-            Json{{"step", step}, {"val_loss", finite ? Json(loss) : Json()}, {"val_tokens", tokens}}
-                .dump() +
-            "\n";
+        text += SortedJson{{"step", step},
+                           {"val_loss", finite ? SortedJson(loss) : SortedJson()},
+                           {"val_tokens", tokens}}
+                    .dump() +
+                "\n";
         if (finite) losses.emplace_back(loss, step);
     }
     write(directory / "metrics.jsonl", text);
@@ -169,7 +165,8 @@ TEST_CASE("metrics are one JSON object a line, whatever the numbers and texts", 
     log.write(2, {{"loss", nan}, {"norm", -infinity}, {"list", std::vector{2.0, nan, 1.0 / 3}}});
     const std::string text = read(directory / "metrics.jsonl");
     const size_t end = text.find('\n');
-    const Json first = Json::parse(text.substr(0, end)), second = Json::parse(text.substr(end + 1));
+    const SortedJson first = SortedJson::parse(text.substr(0, end)),
+                     second = SortedJson::parse(text.substr(end + 1));
     CHECK(first.at("loss").get<double>() == 1.0 / 3);
     CHECK(first.begin().key() == "loss");  // the parser sorts the keys
     CHECK(text.starts_with("{\"step\":1,"));
@@ -245,11 +242,12 @@ TEST_CASE("each line of metrics says tokens and seconds, which grow over the sta
     const TemporaryDirectory directory;
     const int64_t tokens_per_step = random_int(1, 1 << 20);
     const auto before = static_cast<double>(random_int(100, 200));
-    write(directory / "metrics.jsonl", Json{{"step", 1}, {"seconds", 1}}.dump() + "\n" +
-                                           Json{{"step", 2}, {"seconds", before}}.dump() + "\n" +
-                                           Json{{"step", 2}, {"val_loss", 4}}.dump() +
+    write(directory / "metrics.jsonl", SortedJson{{"step", 1}, {"seconds", 1}}.dump() + "\n" +
+                                           SortedJson{{"step", 2}, {"seconds", before}}.dump() +
+                                           "\n" + SortedJson{{"step", 2}, {"val_loss", 4}}.dump() +
                                            "\n" +  // of a version that did not record seconds
-                                           Json{{"step", 3}, {"seconds", 1000}}.dump() + "\n");
+                                           SortedJson{{"step", 3}, {"seconds", 1000}}.dump() +
+                                           "\n");
     MetricsLog log(directory.path(), 2, {.tokens = TokenCount(tokens_per_step)});
     log.write(3, {{"loss", 1.0}});
     log.write(4, {});
@@ -258,7 +256,7 @@ TEST_CASE("each line of metrics says tokens and seconds, which grow over the sta
     std::istringstream lines(text.substr(text.find("{\"step\":3")));
     int64_t step = 3;
     for (std::string line; std::getline(lines, line); ++step) {
-        const Json json = Json::parse(line);
+        const SortedJson json = SortedJson::parse(line);
         CHECK(json.at("step").get<int64_t>() == step);
         CHECK(json.at("tokens").get<int64_t>() == step * tokens_per_step);
         CHECK(json.at("seconds").get<double>() > last);

@@ -34,7 +34,7 @@ std::vector<int> ranks_of(const std::vector<SlowRank>& slow) {
     return ranks;
 }
 
-double uniform(double low, double high) {
+double uniform_between(double low, double high) {
     return std::uniform_real_distribution<double>(low, high)(test_rng());
 }
 
@@ -50,12 +50,12 @@ std::string line_with(const std::string& text, const std::string& part) {
 TEST_CASE("a rank that is slower than the tolerance allows is named once, a faster one never",
           "[selfcheck]") {
     for (const int64_t ranks : {3, 4, 7, 8}) {
-        const double usual = std::exp(uniform(-5, 10)), tolerance = uniform(5, 30);
+        const double usual = std::exp(uniform_between(-5, 10)), tolerance = uniform_between(5, 30);
         std::vector<double> flops, bandwidth, copies;
         for (int64_t i = 0; i < ranks; ++i) {
-            flops.push_back(usual * uniform(0.999, 1.001));
-            bandwidth.push_back(uniform(99.9, 100.1));
-            copies.push_back(uniform(9.99, 10.01));
+            flops.push_back(usual * uniform_between(0.999, 1.001));
+            bandwidth.push_back(uniform_between(99.9, 100.1));
+            copies.push_back(uniform_between(9.99, 10.01));
         }
         const auto rates = [&] {
             return std::vector<RankRates>{
@@ -96,7 +96,7 @@ TEST_CASE("a rank that is slower than the tolerance allows is named once, a fast
 }
 
 TEST_CASE("of two ranks only the slower one is named", "[selfcheck]") {
-    const double low = uniform(1, 2), high = low * 1.2;  // 9.1 % below and above their mean
+    const double low = uniform_between(1, 2), high = low * 1.2;  // 9.1 % below and above their mean
     const auto slow_at = [](const std::vector<double>& rates, double tolerance) {
         return ranks_of(find_slow_ranks({{"r", rates}}, tolerance));
     };
@@ -117,8 +117,9 @@ TEST_CASE("only what is slow in both measurements counts", "[selfcheck]") {
     const auto rates = [](const std::vector<double>& flops, const std::vector<double>& bandwidth) {
         return std::vector<RankRates>{{"TFLOP/s", flops}, {"GB/s", bandwidth}};
     };
-    const double tolerance = uniform(5, 20), full = std::exp(uniform(-5, 5));
-    const double slower = full * uniform(0.1, 0.5), slowest = slower * uniform(0.1, 0.9);
+    const double tolerance = uniform_between(5, 20), full = std::exp(uniform_between(-5, 5));
+    const double slower = full * uniform_between(0.1, 0.5),
+                 slowest = slower * uniform_between(0.1, 0.9);
     const auto confirmed = [&](const std::vector<RankRates>& first,
                                const std::vector<RankRates>& second) {
         return slow_in_both(find_slow_ranks(first, tolerance), find_slow_ranks(second, tolerance));
@@ -161,7 +162,7 @@ TEST_CASE("a rate that is not a positive number is slow and does not move the me
 }
 
 TEST_CASE("one rank is compared with nothing", "[selfcheck]") {
-    const SelfcheckTable table = table_of({{"r", {uniform(1e-3, 1e3)}}});
+    const SelfcheckTable table = table_of({{"r", {uniform_between(1e-3, 1e3)}}});
     CHECK(find_slow_ranks(table.rates, 0).empty());
     const std::string text = format_selfcheck(table, {}, 15);
     CHECK(contains(text, "nothing to compare"));
@@ -196,7 +197,7 @@ TEST_CASE("bus bandwidth is what a ring sends over each link, whatever the numbe
           "[selfcheck]") {
     for (const int ranks : {2, 3, 8, 1024}) {
         const int64_t bytes = random_int(1, 1 << 30);
-        const double link = std::exp(uniform(10, 27));  // bytes per second
+        const double link = std::exp(uniform_between(10, 27));  // bytes per second
         // In a ring, each rank sends all blocks but one, and for an all-reduce twice as many.
         const double seconds = static_cast<double>(bytes) / ranks * (ranks - 1) / link;
         CAPTURE(ranks, bytes, link);
@@ -227,10 +228,10 @@ TEST_CASE("what selfcheck measured is a cluster that a plan reads", "[selfcheck]
     table.collectives = {
         {.bytes = 1 << 20, .reduce_scatter = 1e9, .all_gather = 3e9, .all_reduce = 2e9},
         {.bytes = 1 << 24, .reduce_scatter = 5e9, .all_gather = 5e9, .all_reduce = 6e9}};
-    table.shares = {.products = uniform(0.5, 1.1),
-                    .half_size = uniform(0, 500),
-                    .attention = uniform(0.1, 0.9),
-                    .attention_backward = uniform(1.5, 4)};
+    table.shares = {.products = uniform_between(0.5, 1.1),
+                    .half_size = uniform_between(0, 500),
+                    .attention = uniform_between(0.1, 0.9),
+                    .attention_backward = uniform_between(1.5, 4)};
     const TemporaryDirectory folder;
     for (const int of_node : {4, 2}) {
         const Cluster measured = measured_cluster(table, Device{}, of_node);

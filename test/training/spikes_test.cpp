@@ -174,20 +174,20 @@ TEST_CASE("a spike planted in the data is found where it is, and skipped on any 
     write_shards(directory.path(), {tokens}, vocabulary);
     const char* const states[] = {"fp32", "bf16", "int8"};
     const char* const state = states[random_int(0, 2)];
-    const Job job(per_step, {{"seed", std::to_string(seed)},
-                             {"optimizer.state_dtype", state},
-                             {"data.train", glob},
-                             {"data.val", ""},
-                             {"model.vocab_size", std::to_string(vocabulary)},
-                             {"model.n_layer", "1"},
-                             {"model.n_ctx", std::to_string(T)},
-                             {"batch.sequence_length", std::to_string(T)},
-                             {"batch.micro_batch", "1"},
-                             {"batch.tokens_per_step", std::to_string(per_step * T)},
-                             {"schedule.steps", std::to_string(steps)},
-                             {"evaluation.every", "0"},
-                             {"parallel.sums", "exact"},
-                             {"optimizer.on_spike", "skip"}});
+    const TrainingJob job(per_step, {{"seed", std::to_string(seed)},
+                                     {"optimizer.state_dtype", state},
+                                     {"data.train", glob},
+                                     {"data.val", ""},
+                                     {"model.vocab_size", std::to_string(vocabulary)},
+                                     {"model.n_layer", "1"},
+                                     {"model.n_ctx", std::to_string(T)},
+                                     {"batch.sequence_length", std::to_string(T)},
+                                     {"batch.micro_batch", "1"},
+                                     {"batch.tokens_per_step", std::to_string(per_step * T)},
+                                     {"schedule.steps", std::to_string(steps)},
+                                     {"evaluation.every", "0"},
+                                     {"parallel.sums", "exact"},
+                                     {"optimizer.on_spike", "skip"}});
     CAPTURE(seed, planted, spike_step, state);
     const ProgramResult one =
         run_program(job.command("train", "one", {}, {"--profile", std::to_string(steps - 2)}),
@@ -208,8 +208,8 @@ TEST_CASE("a spike planted in the data is found where it is, and skipped on any 
     CHECK(std::regex_search(one.output,
                             std::regex(concat("\n  embedding_forward +", per_step, "\\.0 "))));
     CHECK(contains(one.output, "; its update is not applied"));
-    const std::vector<Json> metrics = metrics_of(job.path("one"));
-    const auto spikes_of = [](const Json& line) { return line.value("spikes", 0); };
+    const std::vector<SortedJson> metrics = metrics_of(job.path("one"));
+    const auto spikes_of = [](const SortedJson& line) { return line.value("spikes", 0); };
     CHECK(spikes_of(metrics.back()) >= 1);
     // Ranks agree, also after a resume shortly before the spike.
     const ProgramResult two = job.start(2, "two", zero(2), {}, {{"OMP_NUM_THREADS", "1"}});
@@ -226,9 +226,9 @@ TEST_CASE("a spike planted in the data is found where it is, and skipped on any 
 }
 
 TEST_CASE("memory is planned for a rank with many micro-batches", "[spikes][training]") {
-    const Job job(static_cast<int>(random_int(40, 120)),
-                  {{"schedule.steps", "2"},
-                   {"schedule.warmup_steps", "1"},
-                   {"parallel.sums", random_int(0, 1) ? "exact" : "fp32"}});
+    const TrainingJob job(static_cast<int>(random_int(40, 120)),
+                          {{"schedule.steps", "2"},
+                           {"schedule.warmup_steps", "1"},
+                           {"parallel.sums", random_int(0, 1) ? "exact" : "fp32"}});
     CHECK(std::isfinite(metrics_of(job.train(1, "one")).back().at("val_loss").get<double>()));
 }

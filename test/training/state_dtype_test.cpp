@@ -16,7 +16,7 @@ using namespace train_gpt::mesh_job;
 
 namespace {
 
-using State = std::vector<std::vector<double>>;
+using MomentValues = std::vector<std::vector<double>>;
 
 struct OneRank {
     uint64_t seed = static_cast<uint64_t>(random_int(0, 1 << 30));
@@ -72,7 +72,7 @@ TEST_CASE("a checkpoint's moments are converted to the dtype of the run that loa
             load(to, save(from, folder));
             CHECK((from.values_of("master") == to.values_of("master")));
             for (const char* kept : {"m", "v"}) {
-                const State a = from.values_of(kept), b = to.values_of(kept);
+                const MomentValues a = from.values_of(kept), b = to.values_of(kept);
                 const bool root = *kept == 'v';
                 int64_t wrong = 0;
                 for (size_t t = 0; t < a.size(); ++t) {

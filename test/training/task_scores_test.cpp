@@ -15,7 +15,7 @@ namespace {
 double random_loss() { return static_cast<double>(random_int(1, 1000)) / 64; }
 
 /// A text of some characters of one to four bytes each.
-std::string random_text(int64_t characters) {
+std::string random_characters(int64_t characters) {
     std::string text;
     for (; characters > 0; --characters)
         text += std::vector<std::string>{"a", "\xc3\xa9", "\xe4\xb8\x96",
@@ -34,7 +34,7 @@ Scored random_choices(int64_t items, TaskProcedure procedure) {
     for (int64_t i = 0; i < items; ++i) {
         TaskItem item{.contexts = {"q"}, .answers = {}};
         for (int64_t n = random_int(2, 5); n > 0; --n) {
-            item.answers.push_back(random_text(random_int(1, 9)));
+            item.answers.push_back(random_characters(random_int(1, 9)));
             scored.losses.push_back({.nats = random_loss(),
                                      .tokens = static_cast<double>(random_int(1, 6)),
                                      .answer_nats = random_loss()});
@@ -125,7 +125,7 @@ TEST_CASE("a continuation matches if every token of it is the likeliest", "[eval
     double nats = 0, matches = 0;
     const int64_t n = random_int(1, 30);
     for (int64_t i = 0; i < n; ++i) {
-        task.items.push_back({.contexts = {"c"}, .answers = {random_text(random_int(1, 5))}});
+        task.items.push_back({.contexts = {"c"}, .answers = {random_characters(random_int(1, 5))}});
         const double tokens = static_cast<double>(random_int(1, 4));
         const double likeliest = tokens - static_cast<double>(random_int(0, 1));
         losses.push_back({.nats = random_loss(),

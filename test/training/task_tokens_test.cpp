@@ -14,7 +14,7 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
-Tokenizer tokenizer_of(const std::string& text, uint32_t size = 300) {
+Tokenizer trained_tokenizer(const std::string& text, uint32_t size = 300) {
     return Tokenizer::train(std::vector<std::string_view>{text}, size);
 }
 
@@ -57,7 +57,7 @@ TEST_CASE("Python's white space and lengths", "[evaluations]") {
 }
 
 TEST_CASE("CORE's choices are scored after the tokens that all of them share", "[evaluations]") {
-    const Tokenizer tokenizer = tokenizer_of("the cat sat on the mat the cat the", 262);
+    const Tokenizer tokenizer = trained_tokenizer("the cat sat on the mat the cat the", 262);
     const Task task = task_of(TaskForm::multiple_choice, TaskProcedure::core,
                               {{.contexts = {"the "}, .answers = {"cats", "cat mat", "cat"}}});
     const auto answers = answers_of(task, tokenizer);
@@ -78,7 +78,7 @@ TEST_CASE("CORE's choices are scored after the tokens that all of them share", "
 }
 
 TEST_CASE("CORE's contexts share the tokens at the end, which are scored", "[evaluations]") {
-    const Tokenizer tokenizer = tokenizer_of("aa bb");
+    const Tokenizer tokenizer = trained_tokenizer("aa bb");
     Task task = task_of(TaskForm::schema, TaskProcedure::core,
                         {{.contexts = {"xy aa", "z aa"}, .answers = {"bb c"}}});
     const auto answers = answers_of(task, tokenizer);
@@ -97,7 +97,7 @@ TEST_CASE("CORE's contexts share the tokens at the end, which are scored", "[eva
 }
 
 TEST_CASE("CORE's prompts of language modelling lose the spaces around contexts", "[evaluations]") {
-    const Tokenizer tokenizer = tokenizer_of("one two");
+    const Tokenizer tokenizer = trained_tokenizer("one two");
     Task task = task_of(TaskForm::language_modeling, TaskProcedure::core,
                         {{.contexts = {" \n one\xc2\xa0"}, .answers = {"two"}},
                          {.contexts = {"\tx "}, .answers = {"y "}}});
@@ -112,7 +112,7 @@ TEST_CASE("CORE's prompts of language modelling lose the spaces around contexts"
 }
 
 TEST_CASE("the harness moves spaces at a context's end to the continuation", "[evaluations]") {
-    const Tokenizer tokenizer = tokenizer_of("one two one two", 262);
+    const Tokenizer tokenizer = trained_tokenizer("one two one two", 262);
     Task task = task_of(TaskForm::language_modeling, TaskProcedure::harness,
                         {{.contexts = {"one "}, .answers = {"two"}}});
     task.delimiter = "";
@@ -148,7 +148,7 @@ TEST_CASE("the harness moves spaces at a context's end to the continuation", "[e
 
 TEST_CASE("the shots of an item are other items, drawn as Python does, or the header's examples",
           "[evaluations]") {
-    const Tokenizer tokenizer = tokenizer_of("a b");
+    const Tokenizer tokenizer = trained_tokenizer("a b");
     std::vector<TaskItem> items;
     const size_t n = static_cast<size_t>(random_int(2, 120));
     for (size_t i = 0; i < n; ++i) {
@@ -190,7 +190,7 @@ TEST_CASE("the shots of an item are other items, drawn as Python does, or the he
 }
 
 TEST_CASE("a prompt that is too long loses its beginning", "[evaluations]") {
-    const Tokenizer tokenizer = tokenizer_of("a");
+    const Tokenizer tokenizer = trained_tokenizer("a");
     Task task = task_of(TaskForm::multiple_choice, TaskProcedure::core,
                         {{.contexts = {"x1y2z3"}, .answers = {"p4", "q5r"}}});
     task.delimiter = "-";
@@ -214,7 +214,7 @@ TEST_CASE("a prompt that is too long loses its beginning", "[evaluations]") {
 }
 
 TEST_CASE("prompts begin with the token that begins a text if the task wants it", "[evaluations]") {
-    const Tokenizer plain = tokenizer_of("a b");
+    const Tokenizer plain = trained_tokenizer("a b");
     const auto boundary = static_cast<int32_t>(*plain.document_boundary());
     Task task = task_of(TaskForm::multiple_choice, TaskProcedure::core,
                         {{.contexts = {"a"}, .answers = {"b", "c"}}});

@@ -63,7 +63,7 @@ void require_comparable(const ReportOptions& report) {
                          "out, or give them in a command of their own");
 }
 
-constexpr std::pair<const char*, Command> commands[] = {
+constexpr std::pair<const char*, Command> named_commands[] = {
     {"tokenize", Command::tokenize},   {"train", Command::train},
     {"sweep", Command::sweep},         {"supervise", Command::supervise},
     {"plan", Command::plan},           {"sample", Command::sample},
@@ -112,7 +112,7 @@ CommandLine parse_command_line(int argc, char** argv) {
         const auto chosen = app.get_subcommands();
         if (chosen.empty() && argc > 1 && argv[1][0] != '-') {
             std::string names;
-            for (const auto& [name, command] : commands)
+            for (const auto& [name, command] : named_commands)
                 names += concat(names.empty() ? "" : ", ", name);
             throw UsageError("there is no command \"", argv[1], "\"; the commands are ", names);
         }
@@ -134,7 +134,7 @@ CommandLine parse_command_line(int argc, char** argv) {
         line.is_help = true;
     }
     for (const CLI::App* chosen : app.get_subcommands())
-        for (const auto& [name, command] : commands)
+        for (const auto& [name, command] : named_commands)
             if (!version_wanted && chosen->get_name() == name) line.command = command;
     if (line.command == Command::tokenize && line.prepare.train_vocab == 0 &&
         line.prepare.tokenizer.empty())

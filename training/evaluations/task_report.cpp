@@ -19,13 +19,14 @@ std::string text_of(const Estimate& estimate, bool with_error) {
     return text;
 }
 
-using Row = std::vector<std::string>;
+using TableRow = std::vector<std::string>;
 
 /// Without the columns in which no row but the first has a value.
-std::vector<Row> without_empty_columns(std::vector<Row> rows) {
+std::vector<TableRow> without_empty_columns(std::vector<TableRow> rows) {
     for (size_t c = rows.front().size(); c-- > 0;)
-        if (std::all_of(rows.begin() + 1, rows.end(), [&](const Row& r) { return r[c] == "-"; }))
-            for (Row& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(c));
+        if (std::all_of(rows.begin() + 1, rows.end(),
+                        [&](const TableRow& r) { return r[c] == "-"; }))
+            for (TableRow& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(c));
     return rows;
 }
 
@@ -48,9 +49,9 @@ void add(Json& json, const std::string& name, const Estimate& estimate) {
 }  // namespace
 
 std::string describe_tasks(std::span<const TaskResult> results) {
-    std::vector<Row> rows{{"task", "items", "shots", "accuracy", "centered", "by sum",
-                           "by character", "by byte", "by token", "exact match", "perplexity",
-                           "bits/byte"}};
+    std::vector<TableRow> rows{{"task", "items", "shots", "accuracy", "centered", "by sum",
+                                "by character", "by byte", "by token", "exact match", "perplexity",
+                                "bits/byte"}};
     for (const TaskResult& r : results)
         rows.push_back(
             {r.name, std::to_string(r.items), std::to_string(r.shots), text_of(r.accuracy, true),

@@ -11,7 +11,7 @@ namespace train_gpt {
 
 namespace {
 
-constexpr const char* file_name = "fp8.safetensors";
+constexpr const char* fp8_name = "fp8.safetensors";
 
 }  // namespace
 
@@ -21,18 +21,18 @@ std::string write_fp8(const std::filesystem::path& checkpoint, const Fp8History&
     for (const std::string& operand : history.operands)
         tensors.push_back(
             {.name = operand, .dtype = "F32", .shape = {static_cast<int64_t>(steps)}});
-    SafetensorsWriter writer(checkpoint / file_name, std::move(tensors));
+    SafetensorsWriter writer(checkpoint / fp8_name, std::move(tensors));
     std::vector<float> of_operand(steps);
     for (size_t i = 0; i < n; ++i) {
         for (size_t step = 0; step < steps; ++step) of_operand[step] = history.amax[step * n + i];
         writer.append(std::as_bytes(std::span(of_operand)));
     }
     writer.commit();
-    return file_name;
+    return fp8_name;
 }
 
 std::vector<std::string> read_fp8(const std::filesystem::path& checkpoint, Fp8Scales& scales) {
-    const std::filesystem::path path = checkpoint / file_name;
+    const std::filesystem::path path = checkpoint / fp8_name;
     Fp8History history = scales.history();
     const size_t n = history.operands.size();
     if (n == 0) return {};

@@ -12,7 +12,7 @@ namespace train_gpt {
 
 namespace {
 
-constexpr const char* file_name = "grids.safetensors";
+constexpr const char* grids_name = "grids.safetensors";
 
 std::vector<int64_t> shape_of(const TensorPlace& place) { return {place.parts, place.blocks}; }
 
@@ -23,15 +23,15 @@ std::string write_grids(const std::filesystem::path& checkpoint, const GridLayou
     std::vector<TensorInfo> tensors;
     for (const TensorPlace& place : layout.places())
         tensors.push_back({.name = place.name, .dtype = "I32", .shape = shape_of(place)});
-    SafetensorsWriter writer(checkpoint / file_name, std::move(tensors));
+    SafetensorsWriter writer(checkpoint / grids_name, std::move(tensors));
     // In the order of the places.
     writer.append(std::as_bytes(exponents));
     writer.commit();
-    return file_name;
+    return grids_name;
 }
 
 bool read_grids(const std::filesystem::path& checkpoint, Stream& stream, Grids& grids) {
-    const std::filesystem::path path = checkpoint / file_name;
+    const std::filesystem::path path = checkpoint / grids_name;
     if (!std::filesystem::exists(path)) return false;
     const SafetensorsFile file(path);
     std::vector<int32_t> all;

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::string_view file_name = "choices.json";
+constexpr std::string_view choices_name = "choices.json";
 
 }  // namespace
 
@@ -82,14 +82,14 @@ std::string to_json(const Choices& choices) {
 }
 
 Choices read_choices(const fs::path& folder) {
-    const fs::path path = folder / file_name;
+    const fs::path path = folder / choices_name;
     if (!fs::exists(path)) return {};
     return choices_from_json(std::string(MappedFile(path).text()), path.string());
 }
 
 Choices given_choices(const fs::path& folder) {
-    if (!fs::exists(folder / file_name))
-        throw Error(folder.string(), " has no ", file_name,
+    if (!fs::exists(folder / choices_name))
+        throw Error(folder.string(), " has no ", choices_name,
                     "; name the folder of a run that has started, or of a checkpoint");
     Choices choices = read_choices(folder);
     if (!choices.sums) choices.sums = GradientSums::fp32;  // an earlier version's
@@ -97,7 +97,7 @@ Choices given_choices(const fs::path& folder) {
 }
 
 void write_choices(const fs::path& folder, const Choices& choices) {
-    write_file(folder / file_name, to_json(choices));
+    write_file(folder / choices_name, to_json(choices));
 }
 
 }  // namespace train_gpt

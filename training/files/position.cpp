@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* file_name = "position.json";
+constexpr const char* position_name = "position.json";
 constexpr int64_t most_per_step = int64_t{1} << 32;  // the limit of batch.tokens_per_step
 
 }  // namespace
@@ -63,21 +63,21 @@ void write_position(const fs::path& checkpoint, const RunPosition& position) {
     for (const TokenCount::Part& part : position.tokens.parts())
         if (part.first_step <= position.step)
             steps.push_back({{"first_step", part.first_step}, {"tokens_per_step", part.per_step}});
-    write_file(checkpoint / file_name, to_text({{"tokens", tokens},
-                                                {"samples", order.sample_after(tokens)},
-                                                {"steps", steps},
-                                                {"order",
-                                                 {{"seed", order.seed},
-                                                  {"sequence_length", order.T},
-                                                  {"sources", sources},
-                                                  {"first_token", order.first_token},
-                                                  {"tokens_before", order.tokens_before}}}},
-                                               2) +
-                                           "\n");
+    write_file(checkpoint / position_name, to_text({{"tokens", tokens},
+                                                    {"samples", order.sample_after(tokens)},
+                                                    {"steps", steps},
+                                                    {"order",
+                                                     {{"seed", order.seed},
+                                                      {"sequence_length", order.T},
+                                                      {"sources", sources},
+                                                      {"first_token", order.first_token},
+                                                      {"tokens_before", order.tokens_before}}}},
+                                                   2) +
+                                               "\n");
 }
 
 RunPosition read_position(const fs::path& checkpoint, int64_t step, const Config& config) {
-    const fs::path path = checkpoint / file_name;
+    const fs::path path = checkpoint / position_name;
     RunPosition position{.step = step,
                          .tokens = TokenCount(config.batch.tokens_per_step),
                          .order = {.seed = config.seed, .T = config.sequence_length()}};

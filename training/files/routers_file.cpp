@@ -11,7 +11,7 @@ namespace train_gpt {
 
 namespace {
 
-constexpr const char* file_name = "routers.json";
+constexpr const char* routers_name = "routers.json";
 
 }  // namespace
 
@@ -20,12 +20,12 @@ std::string write_routers(const std::filesystem::path& checkpoint, int n_expert,
     Json rows = Json::array();
     for (auto first = chosen.begin(); first != chosen.end(); first += n_expert)
         rows.push_back(std::vector<int32_t>(first, first + n_expert));
-    write_file(checkpoint / file_name, to_text(Json{{"chosen", rows}}) + "\n");
-    return file_name;
+    write_file(checkpoint / routers_name, to_text(Json{{"chosen", rows}}) + "\n");
+    return routers_name;
 }
 
 std::vector<int32_t> read_routers(const std::filesystem::path& checkpoint, size_t n) {
-    const std::filesystem::path path = checkpoint / file_name;
+    const std::filesystem::path path = checkpoint / routers_name;
     if (!std::filesystem::exists(path)) return std::vector<int32_t>(n);
     std::vector<int32_t> chosen;
     for (const auto& row :

@@ -14,7 +14,7 @@ namespace train_gpt {
 
 namespace {
 
-constexpr const char* file_name = "spikes.json";
+constexpr const char* spikes_name = "spikes.json";
 
 }  // namespace
 
@@ -22,16 +22,16 @@ std::string write_spikes(const std::filesystem::path& checkpoint, const SpikeHis
     const auto list = [](const double(&ring)[SpikeHistory::steps]) {
         return std::vector<double>(std::begin(ring), std::end(ring));
     };
-    write_file(checkpoint / file_name, to_text(Json{{"steps", history.count},
-                                                    {"spikes", history.spikes},
-                                                    {"losses", list(history.losses)},
-                                                    {"norms", list(history.norms)}}) +
-                                           "\n");
-    return file_name;
+    write_file(checkpoint / spikes_name, to_text(Json{{"steps", history.count},
+                                                      {"spikes", history.spikes},
+                                                      {"losses", list(history.losses)},
+                                                      {"norms", list(history.norms)}}) +
+                                             "\n");
+    return spikes_name;
 }
 
 SpikeHistory read_spikes(const std::filesystem::path& checkpoint) {
-    const std::filesystem::path path = checkpoint / file_name;
+    const std::filesystem::path path = checkpoint / spikes_name;
     SpikeHistory history;
     if (!std::filesystem::exists(path)) return history;
     const Json json = read_json(path);

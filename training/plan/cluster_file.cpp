@@ -162,7 +162,7 @@ Cluster read_cluster(const fs::path& path) {
     cluster.gpu = file.text("gpu");
     // What the table of datasheets knows need not be in the file.
     if (cluster.is_cuda()) {
-        const Gpu& gpu = gpu_in_file(cluster.gpu, file.where("gpu"));
+        const Gpu gpu = gpu_in_file(cluster.gpu, file.where("gpu"));
         cluster.architecture = gpu.architecture;
         cluster.multiprocessors = gpu.multiprocessors;
         cluster.flops_bf16 = tera * gpu.teraflops;

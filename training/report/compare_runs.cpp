@@ -65,13 +65,13 @@ void compare_fingerprints(const RecordedFingerprints& a, const RecordedFingerpri
     }
 }
 
-std::string number(double value) { return formatted("%.9g", value); }
+std::string digits_of(double value) { return formatted("%.9g", value); }
 
 std::string describe(const RunComparison::Column& column) {
     if (!column.first) return "the same";
     const RunComparison::Pair &first = *column.first, &largest = *column.largest;
-    return concat("first different at step ", first.step, " (", number(first.a), " and ",
-                  number(first.b), "); largest relative difference ",
+    return concat("first different at step ", first.step, " (", digits_of(first.a), " and ",
+                  digits_of(first.b), "); largest relative difference ",
                   formatted("%.3g", largest.difference()), " at step ", largest.step);
 }
 

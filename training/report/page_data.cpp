@@ -15,7 +15,7 @@ namespace train_gpt {
 
 namespace {
 
-std::string number(double value) {
+std::string json_number(double value) {
     if (!std::isfinite(value)) return "null";  // JSON has no other word for it
     char text[32];
     std::snprintf(text, sizeof text, "%.7g", value);
@@ -24,7 +24,7 @@ std::string number(double value) {
 
 std::string array_of(std::span<const double> values) {
     std::string text = "[";
-    for (const double value : values) text += (text.size() > 1 ? "," : "") + number(value);
+    for (const double value : values) text += (text.size() > 1 ? "," : "") + json_number(value);
     return text + "]";
 }
 
@@ -145,10 +145,10 @@ std::string run_json(const RecordedRun& run, int pixels, size_t runs) {
     const Json words = run.last_start() ? run.last_start()->value("vocabulary", Json()) : Json();
     return concat(
         "{\"name\":", json_string(run.name()),
-        ",\"clip\":", number(clip.is_number() ? clip.get<double>() : 0),
-        ",\"limit\":", number(limit_of(run.training())),
-        ",\"vocabulary\":", number(words.is_number() ? words.get<double>() : 0), ",\"curves\":{",
-        curves,
+        ",\"clip\":", json_number(clip.is_number() ? clip.get<double>() : 0),
+        ",\"limit\":", json_number(limit_of(run.training())),
+        ",\"vocabulary\":", json_number(words.is_number() ? words.get<double>() : 0),
+        ",\"curves\":{", curves,
         "},\"shares\":", shares_of(run.training(), static_cast<size_t>(std::max(1, pixels / 4))),
         ",\"memory\":", memory_of(run), ",\"marks\":", marks_json(run), ",\"routers\":",
         routers_json(run.routers(), letters_per_pixel * static_cast<size_t>(pixels) / runs), "}");

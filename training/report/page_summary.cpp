@@ -72,7 +72,7 @@ std::string time_of(const RecordedRun& run) {
                                        static_cast<int>(seconds) % 60);
 }
 
-std::string tokens_of(const RecordedRun& run) {
+std::string tokens_seen(const RecordedRun& run) {
     double last = -1;
     for (const MetricsTable* table : {&run.training(), &run.evaluations()})
         for (const double tokens : run.tokens(*table))
@@ -202,7 +202,7 @@ std::vector<Fact> summary_of(const RecordedRun& run) {
         {"Batch", batch_of(run)},
         {"Steps", count_text(static_cast<double>(step)) +
                       (planned > 0 ? " of " + count_text(static_cast<double>(planned)) : "")},
-        {"Tokens seen", tokens_of(run)},
+        {"Tokens seen", tokens_seen(run)},
         {"Passes over the training data", passes_of(run)},
         {"Time trained", time_of(run)},
         {"Speed", speed_of(run)},

@@ -13,7 +13,7 @@ namespace train_gpt {
 
 namespace {
 
-constexpr double width = 1200, left = 72, right = 1090, top = 104;
+constexpr double page_width = 1200, left_edge = 72, right_edge = 1090, top_edge = 104;
 // Narrower boxes of a rank, and changes of what it has in flight, are joined.
 constexpr double finest_box = 0.25, finest_change = 0.75;
 
@@ -56,7 +56,7 @@ std::string escaped(std::string_view text) {
 }
 
 /// With at most two decimals.
-std::string number(double value) {
+std::string svg_number(double value) {
     std::array<char, 32> text;
     const double rounded = std::round(value * 100) / 100;
     std::snprintf(text.data(), text.size(), "%.7g", rounded == 0 ? 0 : rounded);
@@ -102,7 +102,7 @@ class Picture {
         const double ranks = std::max(1, schedule.shape.ranks);
         row_ = std::clamp(360 / ranks, 8.0, 26.0);
         memory_row_ = std::clamp(400 / ranks, 10.0, 52.0);
-        if (timeline.makespan > 0) scale_ = (right - left) / timeline.makespan;
+        if (timeline.makespan > 0) scale_ = (right_edge - left_edge) / timeline.makespan;
         origin_ = timeline.makespan;
         for (const auto& computes : timeline.computes)
             if (!computes.empty()) origin_ = std::min(origin_, computes.front().start);
@@ -110,19 +110,19 @@ class Picture {
 
     std::string draw() {
         const double ranks = schedule_.shape.ranks;
-        const double memory_top = top + ranks * row_ + 66;
+        const double memory_top = top_edge + ranks * row_ + 66;
         const double height = memory_top + ranks * memory_row_ + 44;
-        svg_ =
-            concat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", number(width), " ",
-                   number(height), "\" width=\"", number(width), "\" height=\"", number(height),
-                   "\" role=\"img\">\n<title>", escaped(options_.title), "</title>\n<style>", style,
-                   "</style>\n<rect class=\"page\" width=\"100%\" height=\"100%\"/>\n");
+        svg_ = concat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ",
+                      svg_number(page_width), " ", svg_number(height), "\" width=\"",
+                      svg_number(page_width), "\" height=\"", svg_number(height),
+                      "\" role=\"img\">\n<title>", escaped(options_.title), "</title>\n<style>",
+                      style, "</style>\n<rect class=\"page\" width=\"100%\" height=\"100%\"/>\n");
         heading();
         legend();
-        rows(top, row_, row_ * 0.86);
-        axis(top + ranks * row_, top);
+        rows(top_edge, row_, row_ * 0.86);
+        axis(top_edge + ranks * row_, top_edge);
         schedule();
-        text(left, memory_top - 12, "part",
+        text(left_edge, memory_top - 12, "part",
              options_.memory.empty() ? "Micro-batches in flight"
                                      : "Micro-batches in flight · memory of the rank");
         rows(memory_top, memory_row_, memory_row_ * 0.88);
@@ -132,7 +132,7 @@ class Picture {
     }
 
   private:
-    double x(double time) const { return left + (time - origin_) * scale_; }
+    double x(double time) const { return left_edge + (time - origin_) * scale_; }
     int turn_of(int stage) const { return schedule_.index_of(stage); }
     int turns() const { return schedule_.stages / schedule_.shape.ranks; }
     Color color_of(const PipelineAction& action) const {
@@ -143,7 +143,7 @@ class Picture {
     }
 
     void text(double at_x, double at_y, const char* style_class, std::string_view what) {
-        svg_ += concat("<text x=\"", number(at_x), "\" y=\"", number(at_y), "\" class=\"",
+        svg_ += concat("<text x=\"", svg_number(at_x), "\" y=\"", svg_number(at_y), "\" class=\"",
                        style_class, "\">", escaped(what), "</text>\n");
     }
     void paths(const std::map<Color, std::string>& data) {
@@ -152,18 +152,18 @@ class Picture {
     }
 
     void heading() {
-        text(left, 34, "title", options_.title);
+        text(left_edge, 34, "title", options_.title);
         std::string line = options_.subtitle;
         if (!line.empty()) line += " · ";
         line += concat("step ", time_text(timeline_.makespan), " · idle ",
                        percent(timeline_.idle_share()));
-        text(left, 56, "soft", line);
+        text(left_edge, 56, "soft", line);
     }
 
     void legend() {
-        double at = left;
+        double at = left_edge;
         const auto entry = [&](const Color& color, std::string_view what) {
-            svg_ += concat("<rect x=\"", number(at),
+            svg_ += concat("<rect x=\"", svg_number(at),
                            "\" y=\"72\" width=\"12\" height=\"12\" fill=\"", color.hex(), "\"/>\n");
             text(at + 18, 82, "soft", what);
             at += 42 + 6.6 * static_cast<double>(what.size());
@@ -180,25 +180,27 @@ class Picture {
         const int ranks = schedule_.shape.ranks;
         const int named = std::max(1, static_cast<int>(std::ceil(13 / pitch)));
         for (int r = 0; r < ranks; ++r) {
-            svg_ += concat("<rect class=\"row\" x=\"", number(left), "\" y=\"",
-                           number(y + r * pitch), "\" width=\"", number(right - left),
-                           "\" height=\"", number(height), "\"/>\n");
+            svg_ +=
+                concat("<rect class=\"row\" x=\"", svg_number(left_edge), "\" y=\"",
+                       svg_number(y + r * pitch), "\" width=\"", svg_number(right_edge - left_edge),
+                       "\" height=\"", svg_number(height), "\"/>\n");
             if (r % named == 0)
-                text(left - 8, y + r * pitch + height / 2 + 4, "soft end", concat("rank ", r));
+                text(left_edge - 8, y + r * pitch + height / 2 + 4, "soft end", concat("rank ", r));
         }
     }
     /// A remark to the right of a row, if each row has room for one.
     void remark(double y, double pitch, double height, size_t rank, const std::string& what) {
         if (pitch >= 13)
-            text(right + 10, y + static_cast<double>(rank) * pitch + height / 2 + 4, "soft", what);
+            text(right_edge + 10, y + static_cast<double>(rank) * pitch + height / 2 + 4, "soft",
+                 what);
     }
 
     std::string time_text(double time) const {
-        if (!options_.seconds) return number(time);
+        if (!options_.seconds) return svg_number(time);
         const double most = timeline_.makespan;
-        if (most >= 1) return number(time) + " s";
-        if (most >= 1e-3) return number(time * 1e3) + " ms";
-        return number(time * 1e6) + " µs";
+        if (most >= 1) return svg_number(time) + " s";
+        if (most >= 1e-3) return svg_number(time * 1e3) + " ms";
+        return svg_number(time * 1e6) + " µs";
     }
 
     void axis(double y, double from) {
@@ -211,8 +213,8 @@ class Picture {
                                                           : 10);
         for (int i = 0; i * step <= timeline_.makespan * 1.0000001; ++i) {
             const double at = x(origin_ + i * step);
-            svg_ += concat("<path class=\"grid\" d=\"M", number(at), " ", number(from), "V",
-                           number(y + 4), "\"/>\n");
+            svg_ += concat("<path class=\"grid\" d=\"M", svg_number(at), " ", svg_number(from), "V",
+                           svg_number(y + 4), "\"/>\n");
             text(at, y + 19, "soft mid", time_text(i * step));
         }
     }
@@ -222,7 +224,7 @@ class Picture {
         std::map<Color, std::string> boxes;
         std::string numbers;
         for (size_t r = 0; r < timeline_.computes.size(); ++r) {
-            const double y = top + static_cast<double>(r) * row_;
+            const double y = top_edge + static_cast<double>(r) * row_;
             double first = 0, last = -1;  // of boxes that were too narrow
             for (const TimedAction& timed : timeline_.computes[r]) {
                 double begin = x(timed.start), end = x(timed.end);
@@ -236,23 +238,24 @@ class Picture {
                 const std::string label = std::to_string(timed.action.micro_batch);
                 const double room = end - begin;
                 if (room > 3) end -= std::min(1.0, room / 6);
-                boxes[color] += concat("M", number(begin), " ", number(y), "H", number(end), "v",
-                                       number(height), "H", number(begin), "z");
+                boxes[color] +=
+                    concat("M", svg_number(begin), " ", svg_number(y), "H", svg_number(end), "v",
+                           svg_number(height), "H", svg_number(begin), "z");
                 if (font < 7 || room < 0.62 * font * static_cast<double>(label.size()) + 3)
                     continue;
-                numbers += concat("<text x=\"", number((begin + end) / 2), "\" y=\"",
-                                  number(y + height / 2 + font * 0.36), "\" class=\"",
+                numbers += concat("<text x=\"", svg_number((begin + end) / 2), "\" y=\"",
+                                  svg_number(y + height / 2 + font * 0.36), "\" class=\"",
                                   color.is_dark() ? "light" : "dark", "\">", label, "</text>\n");
             }
-            remark(top, row_, height, r,
+            remark(top_edge, row_, height, r,
                    concat("idle ",
                           percent(timeline_.makespan > 0 ? timeline_.idle[r] / timeline_.makespan
                                                          : 0)));
         }
         paths(boxes);
         if (!numbers.empty())
-            svg_ += concat("<g class=\"number mid\" style=\"font-size:", number(font), "px\">\n",
-                           numbers, "</g>\n");
+            svg_ += concat("<g class=\"number mid\" style=\"font-size:", svg_number(font),
+                           "px\">\n", numbers, "</g>\n");
     }
 
     /// The most of each layer of a rank's area in each column. A layer has the micro-batches in
@@ -261,7 +264,7 @@ class Picture {
     using Columns = std::vector<std::vector<int>>;
     Columns columns_of(const std::vector<TimedAction>& computes) const {
         const auto layers = static_cast<size_t>(turns() + schedule_.halves_apart);
-        const auto count = static_cast<size_t>((right - left) / finest_change);
+        const auto count = static_cast<size_t>((right_edge - left_edge) / finest_change);
         struct Change {
             double time;
             size_t layer;
@@ -291,7 +294,7 @@ class Picture {
         std::vector<int> now(layers, 0);
         size_t next = 0;
         for (size_t c = 0; c < count; ++c) {
-            const double end = left + static_cast<double>(c + 1) * finest_change;
+            const double end = left_edge + static_cast<double>(c + 1) * finest_change;
             const auto keep = [&] {
                 int sum = 0;
                 for (size_t l = 0; l < layers; ++l) {
@@ -343,11 +346,11 @@ class Picture {
             while (end < above.size() && above[end] == high && (below ? (*below)[end] : 0) == low)
                 ++end;
             if (high > low)
-                path += concat("M", number(left + static_cast<double>(c) * finest_change), " ",
-                               number(base - high * unit), "H",
-                               number(left + static_cast<double>(end) * finest_change), "V",
-                               number(base - low * unit), "H",
-                               number(left + static_cast<double>(c) * finest_change), "z");
+                path += concat("M", svg_number(left_edge + static_cast<double>(c) * finest_change),
+                               " ", svg_number(base - high * unit), "H",
+                               svg_number(left_edge + static_cast<double>(end) * finest_change),
+                               "V", svg_number(base - low * unit), "H",
+                               svg_number(left_edge + static_cast<double>(c) * finest_change), "z");
             c = end;
         }
         return path;

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* file_name = "fingerprints.jsonl";
+constexpr const char* fingerprints_name = "fingerprints.jsonl";
 
 Json tensors_in(std::string_view line) {
     const Json json = try_parse_json(line);
@@ -43,8 +43,8 @@ Json value_of(const Json& json, const std::string& key) {
 FingerprintLog::FingerprintLog(const fs::path& run_dir, std::optional<int64_t> resume_step,
                                bool wanted, bool writes) {
     if (!writes) return;
-    keep_step_lines(run_dir / file_name, resume_step);
-    if (wanted) file_.emplace(run_dir / file_name);
+    keep_step_lines(run_dir / fingerprints_name, resume_step);
+    if (wanted) file_.emplace(run_dir / fingerprints_name);
 }
 
 void FingerprintLog::write(int64_t step, const Fingerprints& of,
@@ -64,7 +64,7 @@ void FingerprintLog::write(int64_t step, const Fingerprints& of,
 }
 
 RecordedFingerprints::RecordedFingerprints(const fs::path& run_dir) {
-    const fs::path path = run_dir / file_name;
+    const fs::path path = run_dir / fingerprints_name;
     if (!fs::exists(path)) return;
     file_ = MappedFile(path);
     std::string_view text = file_.text();

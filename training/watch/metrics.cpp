@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* file_name = "metrics.jsonl";
+constexpr const char* metrics_name = "metrics.jsonl";
 
 /// What lines of metrics.jsonl say together.
 struct KeptMetrics {
@@ -45,7 +45,7 @@ struct KeptMetrics {
 
 KeptMetrics read_up_to(const fs::path& run_dir, int64_t step) {
     KeptMetrics kept;
-    for_each_step_line(run_dir / file_name, step,
+    for_each_step_line(run_dir / metrics_name, step,
                        [&](std::string_view, const Json& json) { kept.add(json); });
     return kept;
 }
@@ -66,7 +66,7 @@ namespace {
 /// the last line that is kept.
 double prepare_file(const fs::path& run_dir, std::optional<int64_t> resume_step) {
     KeptMetrics kept;
-    keep_step_lines(run_dir / file_name, resume_step,
+    keep_step_lines(run_dir / metrics_name, resume_step,
                     [&](std::string_view, const Json& json) { kept.add(json); });
     return kept.seconds;
 }
@@ -74,7 +74,7 @@ double prepare_file(const fs::path& run_dir, std::optional<int64_t> resume_step)
 }  // namespace
 
 JsonLinesSink::JsonLinesSink(const fs::path& run_dir, std::optional<int64_t> resume_step)
-    : kept_seconds_(prepare_file(run_dir, resume_step)), file_(run_dir / file_name) {}
+    : kept_seconds_(prepare_file(run_dir, resume_step)), file_(run_dir / metrics_name) {}
 
 namespace {
 
@@ -107,7 +107,7 @@ void JsonLinesSink::write(const MetricsRecord& record) {
 
 void read_metrics(const fs::path& run_dir, const std::function<void(const MetricsRecord&)>& take) {
     constexpr int64_t all = std::numeric_limits<int64_t>::max();
-    for_each_step_line(run_dir / file_name, all, [&](std::string_view, const Json& json) {
+    for_each_step_line(run_dir / metrics_name, all, [&](std::string_view, const Json& json) {
         MetricsRecord record;
         for (const auto& [key, value] : json.items()) {
             if (key == "step")

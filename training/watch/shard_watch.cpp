@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* file_name = "verified.json";
+constexpr const char* verified_name = "verified.json";
 constexpr int64_t all_steps = std::numeric_limits<int64_t>::max();
 
 /// The largest share of a core that the thread takes. A step may become 2 % slower; half of that is
@@ -46,7 +46,7 @@ Json read_kept(const fs::path& file) {
 }  // namespace
 
 std::optional<int64_t> ShardWatch::kept_sound_step(const fs::path& run_dir) {
-    const Json kept = read_kept(run_dir / file_name);
+    const Json kept = read_kept(run_dir / verified_name);
     const auto step = kept.find("sound_step");
     if (step == kept.end() || !step->is_number_integer()) return {};
     return step->get<int64_t>();
@@ -107,7 +107,7 @@ std::optional<ShardWatch::Verified> ShardWatch::verified_from(const Json& entry)
 }
 
 std::string ShardWatch::known_of(const std::vector<WatchedShard>& shards) {
-    const Json file = read_kept(folder_.path() / file_name);
+    const Json file = read_kept(folder_.path() / verified_name);
     if (file.contains("files"))
         for (const Json& entry : file["files"])
             if (entry.is_object() && entry.contains("path") && entry["path"].is_string())
@@ -255,7 +255,7 @@ void ShardWatch::keep(const std::vector<Json>& of_ranks) {
         folder_.require_in_place();
         if (!new_hashes.empty()) folder_.record_hashes(new_hashes);
         const std::string text = to_text(file, 1) + "\n";
-        if (text != written_) write_file(folder_.path() / file_name, text);
+        if (text != written_) write_file(folder_.path() / verified_name, text);
         written_ = text;
     } catch (const Error&) {
         // For example a full disk, which the checkpoints report. What is not recorded here is read
