@@ -12,6 +12,7 @@
 #     SANITIZE=address,undefined|thread
 #     WERROR=1             warnings are errors
 #     PRECOMPILE=0         without precompiled headers
+#     UNITY=1              each file is compiled by itself; default: up to 6 of a folder at once
 #     PREFIX= DESTDIR=     where `make install` copies to
 #     GPUSIM=folder        tests run on a simulated GPU too, whose sources are in this folder
 #     MEMCHECK=1           tests of kernels run under compute-sanitizer
@@ -36,6 +37,7 @@ DEBUG ?=
 SANITIZE ?=
 WERROR ?=
 PRECOMPILE ?= 1
+UNITY ?= 6
 GPU_ARCHS ?=
 GPUSIM ?=
 MEMCHECK ?=
@@ -217,21 +219,72 @@ $(eval $(call stamp,$(B)/nccl,$(NCCL)))
 $(eval $(call stamp,$(B)/mpi,$(MPI_INCLUDES)))
 $(eval $(call stamp,$(B)/tls,$(HAVE_TLS)))
 $(eval $(call stamp,$(B)/codecs,$(HAVE_SNAPPY) $(HAVE_LZ4)))
+$(foreach folder,$(sort $(dir $(SOURCES) $(TEST_SOURCES))), \
+    $(eval $(call stamp,$(O)/$(folder)files,$(wildcard $(folder)*.cpp) $(UNITY))))
 FORCE:
 
+# Tests share these with build/compare, which does not use Catch2.
+COMPARE_SOURCES := $(filter test/compare/%.cpp test/kernels/%_operations.cpp \
+    test/kernels/reference.cpp test/kernels/test_device.cpp,$(TEST_SOURCES))
+# These are compiled for MARCH.
+MATHEMATICS := base/random.cpp device/instruction_set.cpp \
+    $(filter-out $(addprefix kernels/attention/,cudnn.cpp cudnn_limits.cpp engine.cpp), \
+        $(filter kernels/%,$(SOURCES)))
+OF_JSON := $(shell grep -lE -e '<nlohmann/|"base/json_|"training/(report|sweep)/[a-z_]+\.h"' \
+    -e '"training/(config/config_keys|watch/shard_watch|data_use|run_data|run)\.h"' \
+    $(SOURCES) train_gpt.cu)
+# Code that reads settings, controls a run or tests is compiled with -O1: optimising it takes long
+# and speeds up nothing that matters. Exceptions are code that processes whole texts or all weights
+# of a model, and the reference loops of kernel tests.
+CONTROL := $(filter-out dataloader/jsonl.cpp $(addprefix training/files/,stored_model.cpp \
+    llmc_model.cpp),$(filter training/%.cpp,$(SOURCES)) $(OF_JSON) \
+    $(shell grep -l '<cudnn_frontend' $(SOURCES))) test/compare.cpp \
+    $(filter-out test/kernels/reference.cpp,$(TEST_SOURCES))
+
+# Files that need more flags than others.
+PAGES := training/report/page.cpp training/sweep/sweep_page.cpp training/look/look_page.cpp
+WITH_MPI := parallel/launch/membership_mpi.cpp parallel/links_mpi.cpp
+WITH_TLS := parallel/net/channel.cpp test/parallel/channel_test.cpp
+WITH_CODECS := dataloader/parquet/codecs.cpp test/dataloader/parquet_writer.cpp
+
+# A unit is up to UNITY files of a folder that the compiler reads at once. They share the time for
+# headers and templates, so that the program compiles in half of the time. These are compiled by
+# themselves: files with flags of their own, and the mathematics, since what is inlined there can
+# change a result's bits. So are the tests that ONLY names.
+SINGLE := $(MATHEMATICS) $(COMPARE_SOURCES) $(PAGES) $(WITH_MPI) $(WITH_TLS) $(WITH_CODECS) \
+    base/version.cpp kernels/attention/cudnn.cpp test/main.cpp $(if $(ONLY),$(TEST_SOURCES)) \
+    $(if $(filter 1,$(UNITY)),$(SOURCES) $(TEST_SOURCES))
+AFTER_UNITY := $(shell echo $$(($(UNITY) + 1)))
+# $(call unit,OBJECT,FILES). GCC would warn of types from an anonymous namespace in a class of a
+# .cpp file, as if that file were a header.
+define unit
+$(1): $(2) $(dir $(1))files $(B)/flags
+	$$(call visibly,compile $(patsubst %/,%,$(dir $(firstword $(2)))): $(basename $(notdir $(2))), \
+	    $$(COMPILE) -Wno-subobject-linkage -MMD -MP -c -o $$@ \
+	    $(addprefix -include ,$(wordlist 2,$(words $(2)),x $(2))) $(lastword $(2)))
+$(if $(filter $(OF_JSON),$(2)),JSON_UNITS += $(1))
+endef
+JSON_UNITS :=
+# $(call units,STEM,FILES,COUNTED): the objects STEM-1.o, STEM-2.o, … of the files.
+units = $(if $(2),$(eval $(call unit,$(1)-$(words $(3) x).o,$(wordlist 1,$(UNITY),$(2)))) \
+    $(1)-$(words $(3) x).o $(call units,$(1),$(wordlist $(AFTER_UNITY),$(words $(2)),$(2)),$(3) x))
+in_folder = $(foreach file,$(2),$(if $(filter $(1),$(dir $(file))),$(file)))
+# $(call objects,STEM,FILES): the objects of files that are all compiled with the same flags.
+objects = $(patsubst %.cpp,$(O)/%.o,$(filter $(SINGLE),$(2))) \
+    $(foreach folder,$(sort $(dir $(filter-out $(SINGLE),$(2)))), \
+        $(call units,$(O)/$(folder)$(1),$(call in_folder,$(folder),$(filter-out $(SINGLE),$(2)))))
+
+CONTROL_OBJECTS := $(call objects,control,$(filter $(CONTROL),$(SOURCES)))
 # Objects compiled for MARCH come last: if an inline function is in several objects, the linker
 # keeps the first one, which must run on every CPU.
-MATHEMATICS := $(patsubst %.cpp,$(O)/%.o,base/random.cpp device/instruction_set.cpp \
-    $(filter-out $(addprefix kernels/attention/,cudnn.cpp cudnn_limits.cpp engine.cpp), \
-        $(filter kernels/%,$(SOURCES))))
-OBJECTS := $(filter-out $(MATHEMATICS),$(SOURCES:%.cpp=$(O)/%.o)) $(MATHEMATICS)
+MATHEMATICS_OBJECTS := $(MATHEMATICS:%.cpp=$(O)/%.o)
+OBJECTS := $(call objects,unit,$(filter-out $(CONTROL) $(MATHEMATICS),$(SOURCES))) \
+    $(CONTROL_OBJECTS) $(MATHEMATICS_OBJECTS)
 ifeq ($(HAVE_CUDA),1)
 OBJECTS += $(patsubst %,$(O)/%.o,$(CUDA_SOURCES))
 endif
-TEST_OBJECTS := $(addprefix $(O)/,$(TEST_SOURCES:.cpp=.o))
-# Tests share these with build/compare, which does not use Catch2.
-COMPARE_OBJECTS := $(filter $(addprefix $(O)/test/,compare/%.o kernels/%_operations.o \
-    kernels/reference.o kernels/test_device.o),$(TEST_OBJECTS))
+TEST_OBJECTS := $(call objects,unit,$(TEST_SOURCES))
+COMPARE_OBJECTS := $(COMPARE_SOURCES:%.cpp=$(O)/%.o)
 
 all: $(B)/train_gpt
 
@@ -267,7 +320,7 @@ $(HOST_CUDA_OBJECTS): $(O)/%.cu.o: %.cu $(B)/flags
 $(O)/train_gpt.o: train_gpt.cu $(B)/flags
 	$(call visibly,compile $<,$(COMPILE) -MMD -MP -x c++ -c $< -o $@)
 
-$(MATHEMATICS): private FLAGS += $(KERNEL_FLAGS)
+$(MATHEMATICS_OBJECTS): private FLAGS += $(KERNEL_FLAGS)
 $(O)/tokenizer/%.o: private FLAGS += $(filter -O3,$(OPTIMISE:-O2=-O3))
 $(O)/base/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"'
 $(O)/base/version.o: $(B)/version
@@ -305,33 +358,29 @@ $(LOOK_FILES): $(addprefix training/look/look.,html css js)
 	@for kind in html css js; do \
 	    printf 'namespace train_gpt { constexpr const char* look_%s = R"page(' $$kind && \
 	    cat training/look/look.$$kind && printf ')page"; }\n' || exit; done > $@
-PAGES := training/report/page training/sweep/sweep_page training/look/look_page
-$(PAGES:%=$(O)/%.o): private CPPFLAGS += -I$(O)
-$(PAGES:%=$(O)/%.o) $(PAGES:%=lint/%.cpp): $(PAGE_FILES)
+$(PAGES:%.cpp=$(O)/%.o): private CPPFLAGS += -I$(O)
+$(PAGES:%.cpp=$(O)/%.o) $(PAGES:%=lint/%): $(PAGE_FILES)
 $(O)/training/look/look_page.o lint/training/look/look_page.cpp: $(LOOK_FILES)
-MPI_OBJECTS := $(addprefix $(O)/parallel/,launch/membership_mpi.o links_mpi.o)
+MPI_OBJECTS := $(WITH_MPI:%.cpp=$(O)/%.o)
 $(MPI_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_MPI)),$(MPI_INCLUDES))
 $(MPI_OBJECTS): $(B)/mpi
 
 # Only one file includes OpenSSL's headers, and a test.
-TLS_OBJECTS := $(addprefix $(O)/,parallel/net/channel.o test/parallel/channel_test.o)
+TLS_OBJECTS := $(WITH_TLS:%.cpp=$(O)/%.o)
 $(TLS_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_TLS)),-DTRAIN_GPT_TLS)
 $(TLS_OBJECTS): $(B)/tls
 
 # The same holds for the libraries that only Parquet needs.
-CODEC_OBJECTS := $(addprefix $(O)/,dataloader/parquet/codecs.o test/dataloader/parquet_writer.o)
+CODEC_OBJECTS := $(WITH_CODECS:%.cpp=$(O)/%.o)
 $(CODEC_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_SNAPPY)),-DTRAIN_GPT_SNAPPY) \
     $(if $(filter 1,$(HAVE_LZ4)),-DTRAIN_GPT_LZ4)
 $(CODEC_OBJECTS): $(B)/codecs
 
-OF_JSON := $(shell grep -lE -e '<nlohmann/|"base/json_|"training/(report|sweep)/[a-z_]+\.h"' \
-    -e '"training/(config/config_keys|watch/shard_watch|data_use|run_data|run)\.h"' \
-    $(SOURCES) train_gpt.cu)
-READS_JSON := $(patsubst %,$(O)/%.o,$(basename $(OF_JSON)))
+READS_JSON := $(patsubst %,$(O)/%.o,$(basename $(OF_JSON))) $(JSON_UNITS)
 
 # The compiler spends half of its time on headers that hardly change. GCC precompiles them once, for
 # every file except those compiled for MARCH; other compilers read them each time. A build with
-# PRECOMPILE=0 and `make lint` find missing #includes.
+# PRECOMPILE=0 UNITY=1 and `make lint` find missing #includes.
 PRECOMPILED := $(O)/precompiled
 ifneq ($(and $(filter-out 0,$(PRECOMPILE)),$(findstring Free Software Foundation, \
     $(shell $(CXX) --version 2> /dev/null))),)
@@ -353,18 +402,12 @@ $(1): $(PRECOMPILED)/$(2).h.gch
 endef
 $(eval $(call precompile,$(filter-out %/main.o $(COMPARE_OBJECTS),$(TEST_OBJECTS)),catch))
 $(eval $(call precompile,$(READS_JSON),json))
-$(eval $(call precompile,$(filter-out $(READS_JSON) $(MATHEMATICS) %.cu.o, \
+$(eval $(call precompile,$(filter-out $(READS_JSON) $(MATHEMATICS_OBJECTS) %.cu.o, \
     $(O)/train_gpt.o $(OBJECTS)) $(HOST_CUDA_OBJECTS),standard))
 endif
-# Code that reads settings, controls a run or tests is compiled with -O1: optimising it takes long
-# and speeds up nothing that matters. Exceptions are code that processes whole texts or all weights
-# of a model, and the reference loops of kernel tests.
 ifeq ($(VARIANT),)
-CONTROL := $(filter-out dataloader/jsonl.cpp $(addprefix training/files/,stored_model.cpp \
-    llmc_model.cpp),$(wildcard training/*.cpp training/*/*.cpp) $(OF_JSON) \
-    $(shell grep -l '<cudnn_frontend' $(SOURCES)))
-$(addprefix $(O)/,$(CONTROL:.cpp=.o) test/compare.o) \
-    $(filter-out %/kernels/reference.o,$(TEST_OBJECTS)): private FLAGS += -O1
+$(CONTROL_OBJECTS) $(filter-out %/kernels/reference.o,$(TEST_OBJECTS)) $(O)/test/compare.o \
+    $(O)/train_gpt.o: private FLAGS += -O1
 endif
 
 -include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d \

@@ -5,7 +5,9 @@
 #include <filesystem>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "test/catch.h"
 #include "test/commands/program.h"
@@ -226,6 +228,75 @@ TEST_CASE("make bundle compiles nothing that is compiled", "[makefile]") {
     CHECK(contains(third, "link build/portable/train_gpt\n"));
 }
 
+TEST_CASE("each file is compiled once, up to six of a folder at a time", "[makefile]") {
+    const Project project;
+    project.add("Makefile", read("Makefile"));
+    project.add("bin/c++",
+                "case \"$*\" in\n"
+                "    *--version* | *-dump*) echo 12; exit ;;\n"
+                "    *' -c '*) echo \"$*\" >> compiled ;;\n"
+                "esac\n"
+                "[[ \"$*\" =~ ' -o '([^ ]+) ]] && touch \"${BASH_REMATCH[1]}\"\n");
+    // The files of model/ that each call of the compiler reads.
+    const auto compiled = [&](const std::string& change, const char* unity) {
+        const ProgramResult result = project.shell(
+            "rm -f compiled; " + change + "; CXX=$PWD/bin/c++ make -s UNITY=" + unity, "0");
+        INFO(change << "\n" << result.output);
+        REQUIRE(result.exit_code == 0);
+        std::vector<std::vector<std::string>> calls;
+        std::istringstream lines(project.shell("cat compiled").output);
+        for (std::string line; std::getline(lines, line);) {
+            std::vector<std::string> files;
+            std::istringstream words(line);
+            for (std::string word; words >> word;)
+                if (word.starts_with("model/")) files.push_back(word);
+            if (!files.empty()) calls.push_back(files);
+        }
+        return calls;
+    };
+    const auto all_of = [](const std::vector<std::vector<std::string>>& calls) {
+        std::vector<std::string> files;
+        for (const auto& call : calls) files.insert(files.end(), call.begin(), call.end());
+        std::ranges::sort(files);
+        return files;
+    };
+    const auto n = random_int(2, 20);
+    std::string made =
+        "mkdir base device model; echo 0.9.0 > VERSION; "
+        "touch train_gpt.cu base/random.cpp device/instruction_set.cpp";
+    std::vector<std::string> files;
+    for (int64_t i = 0; i < n; ++i) {
+        files.push_back("model/" + std::to_string(10 + i) + ".cpp");
+        made += " " + files.back();
+    }
+    CAPTURE(n);
+    const auto calls = compiled(made, "6");
+    CHECK(all_of(calls) == files);
+    for (const auto& call : calls) CHECK(call.size() <= 6);
+    CHECK(calls.size() == static_cast<size_t>((n + 5) / 6));
+    CHECK(compiled("true", "6").empty());
+
+    // One file changes: its unit alone is compiled again. make sees files' times in seconds.
+    const std::string changed = files[static_cast<size_t>(random_int(0, n - 1))];
+    const auto again = compiled("touch -d 'next minute' " + changed, "6");
+    REQUIRE(again.size() == 1);
+    CHECK(std::ranges::count(again[0], changed) == 1);
+    CHECK(std::ranges::count(calls, again[0]) == 1);
+
+    // A file that comes is older than all objects; one goes.
+    files.insert(files.begin(), "model/0.cpp");
+    CHECK(all_of(compiled("touch -d 2001-01-01 model/*.cpp", "6")).empty());
+    CHECK(all_of(compiled("touch -d 2001-01-01 model/0.cpp", "6")) == files);
+    const auto gone = files.begin() + random_int(0, n);
+    const std::string removal = "rm " + *gone;
+    files.erase(gone);
+    CHECK(all_of(compiled(removal, "6")) == files);
+
+    const auto alone = compiled("true", "1");
+    CHECK(all_of(alone) == files);
+    for (const auto& call : alone) CHECK(call.size() == 1);
+}
+
 TEST_CASE("make install copies the scripts that the program names, and they work anywhere",
           "[makefile]") {
     const TemporaryDirectory directory;
@@ -287,32 +358,25 @@ TEST_CASE("make install copies the scripts that the program names, and they work
               .exit_code == 0);
 }
 
-// `make test-full` fuzzes, but `make test` does not, and clang may be missing. The objects of this
-// build name the same functions.
-TEST_CASE("make fuzz links all that the fuzzed readers call", "[makefile]") {
-    const fs::path objects = fs::path(binary()).parent_path() / "objects";
-    if (!fs::exists(objects / "test/fuzz/targets.o")) {
-        WARN("skipped: the fuzzed readers, whose objects are not here");
-        return;
-    }
+// Where clang is missing, `make test-full` does not fuzz. Here g++ links what
+// make would give clang, a folder at once, without what libFuzzer adds.
+TEST_CASE("make fuzz links all that the fuzzed readers call", "[makefile][.][long]") {
     const TemporaryDirectory directory;
-    const ProgramResult listed =
-        run_program({"bash", "-c", R"sh(
+    const ProgramResult linked = run_program({"bash", "-c", R"sh(
             set -o pipefail
             sources=$(make -nB build/fuzz/fuzz | sed -n 's/^echo "compile \(.*\)"$/\1/p') || exit
-            "${CXX:-g++}" -std=c++20 -I. -c test/fuzz/fuzz.cpp -o "$FOLDER/fuzz.o" || exit
-            for source in $sources; do
-                object=$OBJECTS/${source%.cpp}.o
-                [ $source != test/fuzz/fuzz.cpp ] || object=$FOLDER/fuzz.o
-                nm --format=posix "$object" || exit
-            done > "$FOLDER/names"
-            names() { sed -n "s/^\(_Z[^ ]*9train_gpt[^ ]*\) $1 .*/\1/p" "$FOLDER/names" | sort -u; }
             echo $sources
-            comm -23 <(names U) <(names '[^U]') | c++filt)sh"},
-                    with_fresh_make({{"OBJECTS", objects}, {"FOLDER", directory.path()}}));
+            for folder in $(dirname $sources | sort -u); do
+                files=$(printf '%s\n' $sources | grep -x "$folder/[^/]*")
+                "${CXX:-g++}" -std=c++20 -O0 -w -I. $(printf -- '-include %s ' $files) -x c++ \
+                    -c /dev/null -o "$FOLDER/${folder//\//-}.o" || exit
+            done
+            echo 'int main() {}' | "${CXX:-g++}" -x c++ - -x none "$FOLDER"/*.o -lxxhash -lpcre2-8 \
+                -lutf8proc -lpthread -o "$FOLDER/fuzz" 2>&1 | grep -o 'undefined reference.*' |
+                sort -u)sh"},
+                                             with_fresh_make({{"FOLDER", directory.path()}}));
     INFO("the first line lists the files, each other line a function that none of them has\n"
-         << listed.output);
-    CHECK(listed.exit_code == 0);
-    CHECK(contains(listed.output, "test/fuzz/targets.cpp"));
-    CHECK(std::ranges::count(listed.output, '\n') == 1);
+         << linked.output);
+    CHECK(contains(linked.output, "test/fuzz/targets.cpp"));
+    CHECK(std::ranges::count(linked.output, '\n') == 1);
 }
