@@ -220,7 +220,7 @@ $(eval $(call stamp,$(B)/mpi,$(MPI_INCLUDES)))
 $(eval $(call stamp,$(B)/tls,$(HAVE_TLS)))
 $(eval $(call stamp,$(B)/codecs,$(HAVE_SNAPPY) $(HAVE_LZ4)))
 $(foreach folder,$(sort $(dir $(SOURCES) $(TEST_SOURCES))), \
-    $(eval $(call stamp,$(O)/$(folder)files,$(wildcard $(folder)*.cpp) $(UNITY))))
+    $(eval $(call stamp,$(O)/$(folder)unit.files,$(wildcard $(folder)*.cpp) $(UNITY))))
 FORCE:
 
 # Tests share these with build/compare, which does not use Catch2.
@@ -258,7 +258,7 @@ AFTER_UNITY := $(shell echo $$(($(UNITY) + 1)))
 # $(call unit,OBJECT,FILES). GCC would warn of types from an anonymous namespace in a class of a
 # .cpp file, as if that file were a header.
 define unit
-$(1): $(2) $(dir $(1))files $(B)/flags
+$(1): $(2) $(dir $(1))unit.files $(B)/flags
 	$$(call visibly,compile $(patsubst %/,%,$(dir $(firstword $(2)))): $(basename $(notdir $(2))), \
 	    $$(COMPILE) -Wno-subobject-linkage -MMD -MP -c -o $$@ \
 	    $(addprefix -include ,$(wordlist 2,$(words $(2)),x $(2))) $(lastword $(2)))
