@@ -12,7 +12,7 @@
 #     SANITIZE=address,undefined|thread
 #     WERROR=1             warnings are errors
 #     PRECOMPILE=0         without precompiled headers
-#     UNITY=1              each file is compiled by itself; default: up to 6 of a folder at once
+#     UNITY=0              each file is compiled by itself; default: up to 6 of a folder at once
 #     PREFIX= DESTDIR=     where `make install` copies to
 #     GPUSIM=folder        tests run on a simulated GPU too, whose sources are in this folder
 #     MEMCHECK=1           tests of kernels run under compute-sanitizer
@@ -38,6 +38,9 @@ SANITIZE ?=
 WERROR ?=
 PRECOMPILE ?= 1
 UNITY ?= 6
+ifneq ($(shell [[ '$(UNITY)' =~ ^[0-9]{0,3}$$ ]] && echo 1),1)
+$(error UNITY=$(UNITY) is not a number of files, such as UNITY=6)
+endif
 GPU_ARCHS ?=
 GPUSIM ?=
 MEMCHECK ?=
@@ -219,8 +222,6 @@ $(eval $(call stamp,$(B)/nccl,$(NCCL)))
 $(eval $(call stamp,$(B)/mpi,$(MPI_INCLUDES)))
 $(eval $(call stamp,$(B)/tls,$(HAVE_TLS)))
 $(eval $(call stamp,$(B)/codecs,$(HAVE_SNAPPY) $(HAVE_LZ4)))
-$(foreach folder,$(sort $(dir $(SOURCES) $(TEST_SOURCES))), \
-    $(eval $(call stamp,$(O)/$(folder)unit.files,$(wildcard $(folder)*.cpp) $(UNITY))))
 FORCE:
 
 # Tests share these with build/compare, which does not use Catch2.
@@ -252,27 +253,33 @@ WITH_CODECS := dataloader/parquet/codecs.cpp test/dataloader/parquet_writer.cpp
 # themselves: files with flags of their own, and the mathematics, since what is inlined there can
 # change a result's bits. So are the tests that ONLY names.
 SINGLE := $(MATHEMATICS) $(COMPARE_SOURCES) $(PAGES) $(WITH_MPI) $(WITH_TLS) $(WITH_CODECS) \
-    base/version.cpp kernels/attention/cudnn.cpp test/main.cpp $(if $(ONLY),$(TEST_SOURCES)) \
-    $(if $(filter 1,$(UNITY)),$(SOURCES) $(TEST_SOURCES))
+    base/version.cpp device/processor.cpp kernels/attention/cudnn.cpp test/main.cpp \
+    $(if $(ONLY),$(TEST_SOURCES)) \
+    $(if $(filter-out 0 1,$(UNITY)),,$(SOURCES) $(TEST_SOURCES))
 AFTER_UNITY := $(shell echo $$(($(UNITY) + 1)))
-# $(call unit,OBJECT,FILES). GCC would warn of types from an anonymous namespace in a class of a
-# .cpp file, as if that file were a header.
+IS_GCC := $(findstring Free Software Foundation,$(shell $(CXX) --version 2> /dev/null))
+# $(call unit,STEM,NUMBER,FILES). -MP gives no rule to the last file, which may be removed. GCC would
+# warn of types from an anonymous namespace in a class of a .cpp file, as if it were a header.
 define unit
-$(1): $(2) $(dir $(1))unit.files $(B)/flags
-	$$(call visibly,compile $(patsubst %/,%,$(dir $(firstword $(2)))): $(basename $(notdir $(2))), \
-	    $$(COMPILE) -Wno-subobject-linkage -MMD -MP -c -o $$@ \
-	    $(addprefix -include ,$(wordlist 2,$(words $(2)),x $(2))) $(lastword $(2)))
-$(if $(filter $(OF_JSON),$(2)),JSON_UNITS += $(1))
+$(1)-$(2).o: $(3) $(1).files $(B)/flags
+	$$(call visibly,compile $(patsubst %/,%,$(dir $(lastword $(3)))): $(basename $(notdir $(3))), \
+	    $$(COMPILE) $(if $(IS_GCC),-Wno-subobject-linkage) -MMD -MP -c -o $$@ \
+	    $(addprefix -include ,$(wordlist 2,$(words $(3)),x $(3))) $(lastword $(3)) && \
+	    echo '$(lastword $(3)):' >> $$(@:.o=.d))
+$(if $(filter $(OF_JSON),$(3)),JSON_UNITS += $(1)-$(2).o)
 endef
 JSON_UNITS :=
 # $(call units,STEM,FILES,COUNTED): the objects STEM-1.o, STEM-2.o, … of the files.
-units = $(if $(2),$(eval $(call unit,$(1)-$(words $(3) x).o,$(wordlist 1,$(UNITY),$(2)))) \
+units = $(if $(2),$(eval $(call unit,$(1),$(words $(3) x),$(wordlist 1,$(UNITY),$(2)))) \
     $(1)-$(words $(3) x).o $(call units,$(1),$(wordlist $(AFTER_UNITY),$(words $(2)),$(2)),$(3) x))
+# The same, made again where the list of files has changed.
+listed_units = $(eval $(call stamp,$(1).files,$(UNITY): $(2)))$(call units,$(1),$(2))
 in_folder = $(foreach file,$(2),$(if $(filter $(1),$(dir $(file))),$(file)))
 # $(call objects,STEM,FILES): the objects of files that are all compiled with the same flags.
 objects = $(patsubst %.cpp,$(O)/%.o,$(filter $(SINGLE),$(2))) \
     $(foreach folder,$(sort $(dir $(filter-out $(SINGLE),$(2)))), \
-        $(call units,$(O)/$(folder)$(1),$(call in_folder,$(folder),$(filter-out $(SINGLE),$(2)))))
+        $(call listed_units,$(O)/$(folder)$(1),$(call in_folder,$(folder), \
+            $(filter-out $(SINGLE),$(2)))))
 
 CONTROL_OBJECTS := $(call objects,control,$(filter $(CONTROL),$(SOURCES)))
 # Objects compiled for MARCH come last: if an inline function is in several objects, the linker
@@ -380,10 +387,9 @@ READS_JSON := $(patsubst %,$(O)/%.o,$(basename $(OF_JSON))) $(JSON_UNITS)
 
 # The compiler spends half of its time on headers that hardly change. GCC precompiles them once, for
 # every file except those compiled for MARCH; other compilers read them each time. A build with
-# PRECOMPILE=0 UNITY=1 and `make lint` find missing #includes.
+# PRECOMPILE=0 UNITY=0 and `make lint` find missing #includes.
 PRECOMPILED := $(O)/precompiled
-ifneq ($(and $(filter-out 0,$(PRECOMPILE)),$(findstring Free Software Foundation, \
-    $(shell $(CXX) --version 2> /dev/null))),)
+ifneq ($(and $(filter-out 0,$(PRECOMPILE)),$(IS_GCC)),)
 $(PRECOMPILED)/standard.h: INCLUDES := $(STANDARD:%=<%>)
 $(PRECOMPILED)/json.h: INCLUDES := $(STANDARD:%=<%>) <nlohmann/json.hpp>
 $(PRECOMPILED)/catch.h: INCLUDES := $(STANDARD:%=<%>) "test/catch.h"

@@ -81,9 +81,9 @@ counted scripts/check-cudnn.sh
 run "long cases" TEST_ARGS='[long]'
 run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0 WERROR=1
 of_threads='loader_test shard_test permutation_test watchdog_test shard_watch_test'
-# PRECOMPILE=0 and UNITY=1 find missing #includes of the program; `make lint` also those of tests.
+# PRECOMPILE=0 and UNITY=0 find missing #includes of the program; `make lint` also those of tests.
 # shellcheck disable=SC2086  # the names are words
-run "ThreadSanitizer" SANITIZE=thread CUDA=0 WERROR=1 PRECOMPILE=0 UNITY=1 ONLY="$of_threads" \
+run "ThreadSanitizer" SANITIZE=thread CUDA=0 WERROR=1 PRECOMPILE=0 UNITY=0 ONLY="$of_threads" \
     TEST_ARGS="-# $(printf '[#%s],' $of_threads)"
 echo "== a dozen deliberate faults"
 GPUSIM='' MAKE=$make counted scripts/mutants.sh --random 12

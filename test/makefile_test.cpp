@@ -27,9 +27,11 @@ const std::string findings =
 
 /// Removes the settings of the make that runs the tests, so that they do not affect another make.
 Environment with_fresh_make(Environment environment) {
-    for (const char* variable : {"MAKEFLAGS", "SANITIZE", "DEBUG"}) environment[variable] = "";
+    for (const char* variable : {"MAKEFLAGS", "SANITIZE", "DEBUG", "ONLY"})
+        environment[variable] = "";
     environment["MAKELEVEL"] = "0";
     environment["PRECOMPILE"] = "1";
+    environment["UNITY"] = "6";
     return environment;
 }
 
@@ -231,19 +233,27 @@ TEST_CASE("make bundle compiles nothing that is compiled", "[makefile]") {
 TEST_CASE("each file is compiled once, up to six of a folder at a time", "[makefile]") {
     const Project project;
     project.add("Makefile", read("Makefile"));
+    // It writes what GCC's -MMD -MP does: -MP gives all files rules but the last one.
     project.add("bin/c++",
                 "case \"$*\" in\n"
-                "    *--version* | *-dump*) echo 12; exit ;;\n"
+                "    *--version*) echo 'Free Software Foundation'; exit ;;\n"
+                "    *-dump*) echo 12; exit ;;\n"
                 "    *' -c '*) echo \"$*\" >> compiled ;;\n"
                 "esac\n"
-                "[[ \"$*\" =~ ' -o '([^ ]+) ]] && touch \"${BASH_REMATCH[1]}\"\n");
+                "[[ \"$*\" =~ ' -o '([^ ]+) ]] || exit\n"
+                "object=${BASH_REMATCH[1]}\n"
+                "touch \"$object\"\n"
+                "files=$(tr ' ' '\\n' <<< \"$*\" | grep '^model/')\n"
+                "[ -z \"$files\" ] || { echo $object: $files; head -n -1 <<< \"$files\" | "
+                "sed 's/$/:/'; } > \"${object%.o}.d\"\n");
     // The files of model/ that each call of the compiler reads.
+    using Calls = std::vector<std::vector<std::string>>;
     const auto compiled = [&](const std::string& change, const char* unity) {
         const ProgramResult result = project.shell(
             "rm -f compiled; " + change + "; CXX=$PWD/bin/c++ make -s UNITY=" + unity, "0");
         INFO(change << "\n" << result.output);
         REQUIRE(result.exit_code == 0);
-        std::vector<std::vector<std::string>> calls;
+        Calls calls;
         std::istringstream lines(project.shell("cat compiled").output);
         for (std::string line; std::getline(lines, line);) {
             std::vector<std::string> files;
@@ -254,13 +264,14 @@ TEST_CASE("each file is compiled once, up to six of a folder at a time", "[makef
         }
         return calls;
     };
-    const auto all_of = [](const std::vector<std::vector<std::string>>& calls) {
+    const auto all_of = [](const Calls& calls) {
         std::vector<std::string> files;
         for (const auto& call : calls) files.insert(files.end(), call.begin(), call.end());
         std::ranges::sort(files);
         return files;
     };
     const auto n = random_int(2, 20);
+    CAPTURE(n);
     std::string made =
         "mkdir base device model; echo 0.9.0 > VERSION; "
         "touch train_gpt.cu base/random.cpp device/instruction_set.cpp";
@@ -269,32 +280,48 @@ TEST_CASE("each file is compiled once, up to six of a folder at a time", "[makef
         files.push_back("model/" + std::to_string(10 + i) + ".cpp");
         made += " " + files.back();
     }
-    CAPTURE(n);
     const auto calls = compiled(made, "6");
     CHECK(all_of(calls) == files);
     for (const auto& call : calls) CHECK(call.size() <= 6);
     CHECK(calls.size() == static_cast<size_t>((n + 5) / 6));
     CHECK(compiled("true", "6").empty());
 
-    // One file changes: its unit alone is compiled again. make sees files' times in seconds.
+    // One file changes: its unit alone is compiled again.
     const std::string changed = files[static_cast<size_t>(random_int(0, n - 1))];
     const auto again = compiled("touch -d 'next minute' " + changed, "6");
     REQUIRE(again.size() == 1);
     CHECK(std::ranges::count(again[0], changed) == 1);
     CHECK(std::ranges::count(calls, again[0]) == 1);
 
-    // A file that comes is older than all objects; one goes.
+    // A file comes that is older than all objects. The last one goes, and one of the others.
     files.insert(files.begin(), "model/0.cpp");
-    CHECK(all_of(compiled("touch -d 2001-01-01 model/*.cpp", "6")).empty());
+    CHECK(compiled("touch -d 2001-01-01 model/*.cpp", "6").empty());
     CHECK(all_of(compiled("touch -d 2001-01-01 model/0.cpp", "6")) == files);
-    const auto gone = files.begin() + random_int(0, n);
-    const std::string removal = "rm " + *gone;
-    files.erase(gone);
-    CHECK(all_of(compiled(removal, "6")) == files);
+    for (const bool last : {true, false}) {
+        const auto gone = last ? files.end() - 1 : files.begin() + random_int(0, n - 1);
+        const std::string removal = "rm " + *gone;
+        files.erase(gone);
+        CHECK(all_of(compiled(removal, "6")) == files);
+    }
 
-    const auto alone = compiled("true", "1");
-    CHECK(all_of(alone) == files);
-    for (const auto& call : alone) CHECK(call.size() == 1);
+    // A file that begins to read JSON has other flags, so both kinds of units are made again.
+    if (!files.empty()) {
+        const std::string reader = files[static_cast<size_t>(random_int(0, n - 2))];
+        const auto divided = compiled(
+            "echo '#include \"base/json_text.h\"' > " + reader + "; touch -d 2001-01-01 " + reader,
+            "6");
+        CHECK(all_of(divided) == files);
+        CHECK(std::ranges::count(divided, std::vector{reader}) == 1);
+    }
+
+    for (const char* unity : {"0", "1"}) {
+        const auto alone = compiled("rm -rf build/objects", unity);
+        CHECK(all_of(alone) == files);
+        for (const auto& call : alone) CHECK(call.size() == 1);
+    }
+    const ProgramResult refused = project.shell("CXX=$PWD/bin/c++ make -s UNITY=many", "0");
+    CHECK(refused.exit_code != 0);
+    CHECK(contains(refused.output, "UNITY=many is not a number of files"));
 }
 
 TEST_CASE("make install copies the scripts that the program names, and they work anywhere",
@@ -372,11 +399,12 @@ TEST_CASE("make fuzz links all that the fuzzed readers call", "[makefile][.][lon
                     -c /dev/null -o "$FOLDER/${folder//\//-}.o" || exit
             done
             echo 'int main() {}' | "${CXX:-g++}" -x c++ - -x none "$FOLDER"/*.o -lxxhash -lpcre2-8 \
-                -lutf8proc -lpthread -o "$FOLDER/fuzz" 2>&1 | grep -o 'undefined reference.*' |
+                -lutf8proc -lpthread -o "$FOLDER/fuzz" 2>&1 | sed -n 's/.*undefined reference/no/p' |
                 sort -u)sh"},
                                              with_fresh_make({{"FOLDER", directory.path()}}));
     INFO("the first line lists the files, each other line a function that none of them has\n"
          << linked.output);
+    CHECK(linked.exit_code == 0);
     CHECK(contains(linked.output, "test/fuzz/targets.cpp"));
     CHECK(std::ranges::count(linked.output, '\n') == 1);
 }

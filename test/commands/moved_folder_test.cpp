@@ -15,7 +15,7 @@ namespace {
 const Arguments saving{"--set", "schedule.steps=5000", "--set", "checkpoint.every=5"};
 
 /// The step of the newest checkpoint; a save that was cut short may have left others.
-int64_t newest_step(const fs::path& run) {
+int64_t last_step_of(const fs::path& run) {
     int64_t newest = -1;
     for (const std::string& name : names_in(run))
         if (name.starts_with("step-") && name.size() == step_folder(0).size())
@@ -24,7 +24,7 @@ int64_t newest_step(const fs::path& run) {
 }
 
 /// The bytes of all files of a folder, by path.
-std::map<std::string, std::string> contents_of(const fs::path& folder) {
+std::map<std::string, std::string> files_below(const fs::path& folder) {
     std::map<std::string, std::string> contents;
     for (const auto& entry : fs::recursive_directory_iterator(folder))
         contents[fs::relative(entry.path(), folder)] =
@@ -69,7 +69,7 @@ TEST_CASE("a run whose folder is removed, renamed or replaced ends with a senten
                                            fs::canonical(moved).string())));
         CHECK_FALSE(fs::exists(run));
         // Nothing that it has learned is lost.
-        const int64_t saved = newest_step(moved);
+        const int64_t saved = last_step_of(moved);
         const auto lines = metrics_of(moved);
         CHECK(saved >= lines.back().at("step").get<int64_t>());
         const Outcome more = check_succeeds(train_gpt_with(
@@ -86,11 +86,11 @@ TEST_CASE("a run whose folder is removed, renamed or replaced ends with a senten
     }
     SECTION("replaced by the folder of another run") {
         fs::copy(finished_run(), other, fs::copy_options::recursive);
-        const auto before = contents_of(other);
+        const auto before = files_below(other);
         fs::rename(run, moved);
         fs::rename(other, run);
         CHECK(process.finish().code == 1);
-        CHECK(contents_of(run) == before);
+        CHECK(files_below(run) == before);
     }
     SECTION("without its lock, so that another run could begin") {
         fs::remove(run / "lock");
@@ -148,7 +148,7 @@ TEST_CASE("a file that takes the place of one that a run writes ends the run, wi
     const SortedJson end =
         SortedJson::parse(history.substr(history.rfind('\n', history.size() - 2) + 1));
     CHECK(contains(end.at("reason"), "is no longer the file"));
-    CHECK(end.at("step") == newest_step(run));
+    CHECK(end.at("step") == last_step_of(run));
 }
 
 TEST_CASE("a report by who cannot open a run's lock says that it is running", "[cli]") {

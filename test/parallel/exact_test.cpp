@@ -405,7 +405,7 @@ TEST_CASE("exact sums give one rank's bits on 1 to 8 ranks, with every stage and
 
 namespace {
 
-constexpr MeshCase gpu_meshes[] = {
+constexpr MeshCase exact_gpu_meshes[] = {
     trains("gpt2", 3).data(2),
     trains("llama", 3).bf16().data(2).zero(3),
     trains("llama", 3).bf16().data(2).zero(2).offload().state("int8"),
@@ -431,7 +431,7 @@ constexpr MeshCase fp8_gpu_meshes[] = {
 TEST_CASE("ranks: exact gpu meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
-    check_exact_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
+    check_exact_meshes(device_of_rank(world, "cuda"), world, exact_gpu_meshes);
 }
 
 TEST_CASE("ranks: exact gpu meshes in fp8", "[.ranks]") {

@@ -183,7 +183,7 @@ TEST_CASE("all ranks name the first operand that is not finite, whichever rank h
 
 namespace {
 
-constexpr MeshCase gpu_meshes[] = {
+constexpr MeshCase fp8_gpu_meshes[] = {
     trains("llama", 2).bf16().tensor(2).data(2).zero(3).fp8("delayed"),
     trains("gpt2", 2).bf16().context(2).data(2).fp8("delayed").offload(),
     trains("qwen2_moe", 2).bf16().tensor(2).pipeline(2).fp8("current").state("int8"),
@@ -194,7 +194,7 @@ constexpr MeshCase gpu_meshes[] = {
 TEST_CASE("ranks: fp8 gpu meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
-    check_fp8_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
+    check_fp8_meshes(device_of_rank(world, "cuda"), world, fp8_gpu_meshes);
 }
 
 TEST_CASE("GPUs that share products or sequences have the same scales, one GPU's but for rounding",

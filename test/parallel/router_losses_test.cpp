@@ -51,7 +51,7 @@ Gradients gradients_of(const World& world, const Device& device, const Config& c
     return run.gradients();
 }
 
-double largest_of(const std::vector<double>& values) {
+double largest_loss(const std::vector<double>& values) {
     double most = 0;
     for (const double x : values) most = std::max(most, std::abs(x));
     return most;
@@ -82,7 +82,7 @@ void check_losses(const World& world, const Device& device, const MeshCase& c, u
             // Twice the loss would be far outside of the bound.
             const auto router = static_cast<size_t>(p.router_w);
             CHECK(largest_difference(expected[router], without[router]) >=
-                  100 * bound * largest_of(expected[router]));
+                  100 * bound * largest_loss(expected[router]));
         }
         for (const Recompute recompute :
              {Recompute::none, Recompute::elementwise, Recompute::block}) {
@@ -92,7 +92,7 @@ void check_losses(const World& world, const Device& device, const MeshCase& c, u
             for (size_t i = 0; i < gradients.size(); ++i) {
                 CAPTURE(registry.parameters[i].name);
                 CHECK(largest_difference(gradients[i], expected[i]) <=
-                      bound * largest_of(expected[i]));
+                      bound * largest_loss(expected[i]));
             }
         }
     }

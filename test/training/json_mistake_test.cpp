@@ -56,7 +56,7 @@ std::vector<std::string> random_lines() {
     return lines;
 }
 
-std::string joined(const std::vector<std::string>& lines) {
+std::string joined_lines(const std::vector<std::string>& lines) {
     std::string text;
     for (const std::string& line : lines) text += line + "\n";
     return text;
@@ -73,10 +73,10 @@ TEST_CASE("no mistake is found in valid JSON, also with the comments that are to
           "[config]") {
     for (int i = 0; i < 100; ++i) {
         std::vector<std::string> lines = random_lines();
-        CAPTURE(joined(lines));
-        CHECK(find_json_mistake(joined(lines)).empty());
+        CAPTURE(joined_lines(lines));
+        CHECK(find_json_mistake(joined_lines(lines)).empty());
         lines[random_line(lines)] += random_int(0, 1) ? " // it's a # comment," : " /* , } */";
-        CHECK(find_json_mistake(joined(lines)).empty());
+        CHECK(find_json_mistake(joined_lines(lines)).empty());
     }
 }
 
@@ -87,8 +87,8 @@ TEST_CASE("a comment that JSON does not have is named with its line", "[config]"
         const std::vector<std::string> marks{"#", ";", "--"};
         const std::string mark = marks[static_cast<size_t>(random_int(0, 2))];
         lines[line] += " " + mark + " my note";
-        const std::string mistake = find_json_mistake(joined(lines));
-        CAPTURE(joined(lines), mistake);
+        const std::string mistake = find_json_mistake(joined_lines(lines));
+        CAPTURE(joined_lines(lines), mistake);
         CHECK(mistake.starts_with(
             concat("line ", line + 1, ", column ", lines[line].size() - mark.size() - 7, ": ")));
         CHECK(contains(mistake, concat("\"", mark, "\" begins a comment")));
@@ -102,8 +102,8 @@ TEST_CASE("a comma after the last entry is named with its line", "[config]") {
         while (lines[closing].find_first_of("}]") != lines[closing].find_first_not_of(' '))
             closing = random_line(lines, 2);
         lines[closing - 1] += ",";
-        const std::string mistake = find_json_mistake(joined(lines));
-        CAPTURE(joined(lines), mistake);
+        const std::string mistake = find_json_mistake(joined_lines(lines));
+        CAPTURE(joined_lines(lines), mistake);
         CHECK(mistake.starts_with(concat("line ", closing + 1, ", column ")));
         CHECK(contains(mistake, concat("the comma on line ", closing, " stands before")));
     }

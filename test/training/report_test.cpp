@@ -108,7 +108,7 @@ class MadeRun {
 };
 
 /// The JSON in a page.
-nlohmann::json data_of(const std::string& page) {
+nlohmann::json page_data_of(const std::string& page) {
     const std::string begin = "<script type=\"application/json\" id=\"data\">";
     const size_t at = page.find(begin) + begin.size();
     return nlohmann::json::parse(page.substr(at, page.find("</script>", at) - at));
@@ -203,7 +203,7 @@ TEST_CASE("the page of a short run has every number of metrics.jsonl", "[report]
     const MadeRun run(
         directory / "run",
         {.lines = random_int(1, 300), .every = random_int(1, 10), .sources = {"web", "a <c>"}});
-    const auto data = data_of(report_page(opened({run.path()}))).at("runs").at(0);
+    const auto data = page_data_of(report_page(opened({run.path()}))).at("runs").at(0);
     CHECK(data.at("name") == "run");
     // Without tokens in its lines, as this run is, they follow from the configuration.
     const auto last_step = run.written("loss").back().first;
@@ -255,7 +255,7 @@ TEST_CASE("the page of 100,000 steps is small, and no spike is missing from it",
         if (several) folders.push_back(other.path());
         const std::string page = report_page(opened(folders));
         CHECK(page.size() <= 300'000);
-        const auto curves = data_of(page).at("runs").at(0).at("curves");
+        const auto curves = page_data_of(page).at("runs").at(0).at("curves");
         for (const std::string field : {"loss", "grad_norm", "tokens_per_second", "loss/code"}) {
             const auto points = decoded(curves.at(field));
             const auto& written = long_run.written(field);
@@ -343,7 +343,7 @@ TEST_CASE("what runs write stays text in the page, whatever it looks like", "[re
         CHECK(occurrences(page, part) == occurrences(usual, part));
     CHECK_FALSE(contains(page, "\x1b"));
     CHECK(contains(page, html(hostile)));
-    const auto data = data_of(page).at("runs").at(0);
+    const auto data = page_data_of(page).at("runs").at(0);
     CHECK(data.at("name") == "<img src=x onerror=alert(1)>");
     CHECK(data.at("curves").contains("loss/</script>"));
     CHECK(data.at("memory").at(0).at(0) == hostile);
@@ -390,7 +390,7 @@ TEST_CASE("lines that no run wrote are left out, and the report says so", "[repo
     CHECK(contains(said, "the last line of " + run.metrics() + " is half written"));
     const std::string page = read(run.path() + "/report.html");
     CHECK(contains(page, "is half written and is left out."));
-    CHECK(decoded(data_of(page).at("runs").at(0).at("curves").at("loss")).size() == 40);
+    CHECK(decoded(page_data_of(page).at("runs").at(0).at("curves").at("loss")).size() == 40);
 
     // Losses that are not finite, and files that are damaged
     write(run.metrics(), text + "{\"step\":41,\"loss\":null,\"grad_norm\":null}\n");
@@ -407,7 +407,7 @@ TEST_CASE("lines that no run wrote are left out, and the report says so", "[repo
     std::string lines = text;
     for (int step = 41; step <= 100; ++step) lines += concat("{\"step\":", step, ",", huge, "\n");
     write(run.metrics(), lines);
-    const nlohmann::json data = data_of(report_page(opened({run.path()}))).at("runs").at(0);
+    const nlohmann::json data = page_data_of(report_page(opened({run.path()}))).at("runs").at(0);
     CHECK(data.at("limit").get<double>() <= 4000);  // that of the other lines
     for (const auto& shares : data.at("shares"))
         for (const auto& share : shares) CHECK((share.is_number() || share.is_array()));
@@ -515,7 +515,7 @@ TEST_CASE("a report shows the scores of tasks with their standard errors", "[rep
     }
     write(run.metrics(), lines_of(lines));
     const std::string page = report_page(opened({run.path()}));
-    const nlohmann::json curves = data_of(page)["runs"][0]["curves"];
+    const nlohmann::json curves = page_data_of(page)["runs"][0]["curves"];
     for (const auto& [name, values] : wanted) {
         CAPTURE(name);
         REQUIRE(curves.contains(name));
@@ -576,7 +576,7 @@ TEST_CASE("a report counts the tokens of each step, whatever its batch", "[repor
                                     {"passes", {{"a", 4.25}}}}}));
     const std::string page = report_page(opened({run.path()}));
     const std::vector<Point> curve =
-        decoded(data_of(page).at("runs").at(0).at("curves").at("tokens"));
+        decoded(page_data_of(page).at("runs").at(0).at("curves").at("tokens"));
     CHECK(curve.size() <= 8);  // where the batch changes, and the ends
     for (const auto& [step, expected] : written) {
         size_t i = 1;
@@ -751,7 +751,7 @@ TEST_CASE("a report says how a run computes, with which batch and command, and i
     CHECK(fact_of(page(), "Spikes") == "2, the last one at step 34");
     CHECK(fact_of(page(), "What was said of spikes") ==
           "<ul class=\"files\"><li>spike: step 12</li><li>spike: step 34</li></ul>");
-    CHECK(data_of(page()).at("runs").at(0).at("marks") ==
+    CHECK(page_data_of(page()).at("runs").at(0).at("marks") ==
           nlohmann::json::parse(R"([[12,"spike"],[34,"spike"]])"));
     add({{"event", "start"}, {"step", 20}, {"time", 1'700'000'003}, {"resumes", true}});
     CHECK(fact_of(page(), "Starts") == "2 (see Provenance)");
@@ -777,7 +777,7 @@ TEST_CASE("runs whose folders have the same name are told apart", "[report]") {
     const auto names = [&](const std::vector<std::string>& runs) {
         write_report({.runs = runs, .out = page});
         std::vector<std::string> found;
-        const nlohmann::json data = data_of(read(page));
+        const nlohmann::json data = page_data_of(read(page));
         for (const auto& run : data.at("runs")) found.push_back(run.at("name"));
         return found;
     };
@@ -971,7 +971,7 @@ TEST_CASE("a report tells how a run started, stopped and resumed", "[report]") {
     CHECK(contains(last, "2023-11-14 22:13 UTC: resumed from step 7"));
     CHECK(contains(last, "8 on 2 hosts: a, b"));
     CHECK_FALSE(contains(last, "of an earlier run"));
-    const auto marks = data_of(last).at("runs").at(0).at("marks");
+    const auto marks = page_data_of(last).at("runs").at(0).at("marks");
     CHECK(marks == nlohmann::json::parse(R"([[5,"resumed after an end that was not recorded"],
                                              [7,"stopped (SIGTERM), resumed"]])"));
 }
@@ -1006,7 +1006,7 @@ TEST_CASE("a report shows what a supervisor did to the run, and when", "[report]
     CHECK(fact_of(page, "Starts") ==
           "2; a supervisor saw ranks fail once, took 1 host out and started the ranks again once "
           "(see Provenance)");
-    CHECK(data_of(page).at("runs").at(0).at("marks") ==
+    CHECK(page_data_of(page).at("runs").at(0).at("marks") ==
           nlohmann::json::parse(R"([
         [4,"resumed after an end that was not recorded"],
         [7,"supervisor: ranks were lost: rank 4 (host <b>) is dead, )"

@@ -21,14 +21,14 @@ using namespace train_gpt;
 namespace {
 
 /// A random step: layers of a model, the routers' layers, k, and what the routers did.
-struct Step {
+struct RouterStep {
     int n_layer, k, E;
     std::vector<int> layers;
     RouterReport report;
 };
 
-Step random_step(bool with_biases, bool with_capacity = false) {
-    Step step;
+RouterStep random_step(bool with_biases, bool with_capacity = false) {
+    RouterStep step;
     step.n_layer = static_cast<int>(random_int(1, 12));
     step.E = static_cast<int>(random_int(2, 64));
     step.k = static_cast<int>(random_int(1, std::min(step.E, 8)));
@@ -106,7 +106,7 @@ TEST_CASE("the figures of routers are those of their counts, biases and probabil
           "[routers]") {
     for (int round = 0; round < 50; ++round) {
         const bool with_biases = round % 2, with_capacity = round % 4 < 2;
-        const Step step = random_step(with_biases, with_capacity);
+        const RouterStep step = random_step(with_biases, with_capacity);
         const auto figures = router_figures(step.report);
         const auto fields = by_name(router_fields(step.report, step.layers, step.n_layer));
         REQUIRE(figures.size() == step.layers.size());
@@ -183,7 +183,7 @@ TEST_CASE("balanced and collapsed routers have the figures' extremes", "[routers
 TEST_CASE("routers.jsonl has at most about a hundred steps of a run, and each expert's share",
           "[routers]") {
     const TemporaryDirectory directory;
-    const Step shape = random_step(false);
+    const RouterStep shape = random_step(false);
     const int64_t steps = random_int(1, 1500);
     RouterLog log(directory.path(), {},
                   {.layers = shape.layers, .n_layer = shape.n_layer, .steps = steps});

@@ -56,7 +56,7 @@ std::vector<double> reference(const std::vector<float>& logits, const SamplingOp
 }
 
 /// A vocabulary of 256 bytes, 43 merges and <|endoftext|>.
-Tokenizer small_tokenizer() {
+Tokenizer sampled_tokenizer() {
     const std::string_view text =
         "the cat sat on the mat and the rat ate the cat; é ü ß 中文 the end of that";
     return Tokenizer::train(std::vector<std::string_view>{text, text}, 300);
@@ -186,7 +186,7 @@ TEST_CASE("prompts of any length fit into the memory that was planned, with any 
 
 TEST_CASE("a sample is a function of seed and number, and comes in whole characters",
           "[sampling]") {
-    const Tokenizer tokenizer = small_tokenizer();
+    const Tokenizer tokenizer = sampled_tokenizer();
     TinyModel m = random_model(tokenizer.vocab_size(), 24);
     const auto sample = [&](const std::string& prompt, SamplingOptions o, uint64_t number,
                             const std::function<void(std::string_view)>& emit = {}) {
@@ -234,7 +234,7 @@ TEST_CASE("a sample is a function of seed and number, and comes in whole charact
 
 TEST_CASE("a sample beyond n_ctx is what a model without a cache writes from the newer half",
           "[sampling]") {
-    const Tokenizer tokenizer = small_tokenizer();
+    const Tokenizer tokenizer = sampled_tokenizer();
     const size_t V = tokenizer.vocab_size();
     int compared = 0;
     while (compared < 8) {
@@ -282,7 +282,7 @@ TEST_CASE("a sample beyond n_ctx is what a model without a cache writes from the
 
 TEST_CASE("a sample ends at the end of the document, and rows beyond the tokenizer never come",
           "[sampling]") {
-    const Tokenizer tokenizer = small_tokenizer();
+    const Tokenizer tokenizer = sampled_tokenizer();
     const int64_t V = 500;
     TinyModel m = random_model(V, 24);
     // ln_f gives a constant vector, so wte alone determines the logits.

@@ -657,7 +657,7 @@ TEST_CASE("a search's ways fit, are sorted, and simulate to their times", "[plan
 namespace {
 
 /// 32 layers of 1024 channels, without much else.
-Config deep_config() {
+Config simulated_config() {
     Config config = small_config();
     config.model.n_layer = 32;
     config.model.vocab_size = 4096;
@@ -687,7 +687,7 @@ TEST_CASE("a search leaves out no way that fits, whatever the optimizer keeps", 
         for (const DType dtype : {DType::bf16, DType::fp32})
             for (const OptimizerName name : {OptimizerName::adamw, OptimizerName::muon}) {
                 if (name == OptimizerName::muon && state == std::string("int8")) continue;
-                Config config = deep_config();
+                Config config = simulated_config();
                 config.optimizer.state_dtype.parse(state);
                 config.optimizer.name = name;
                 config.precision.dtype = dtype;
@@ -806,7 +806,7 @@ TEST_CASE("the least memory of a mixture is less than its fullest rank's, wherev
 }
 
 TEST_CASE("a search offloads where nothing fits otherwise", "[plan][search]") {
-    const Config config = deep_config();
+    const Config config = simulated_config();
     Cluster cluster = find_cluster("h100-dgx");
     const auto least = [&](const Offload& offload) {
         return least_needed(config, cluster, offload);

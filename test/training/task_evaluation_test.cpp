@@ -139,8 +139,8 @@ void continue_likely(Task& task, TinyModel& model, const Tokenizer& tokenizer, i
     }
 }
 
-struct Batch {
-    explicit Batch(const TinyModel& model)
+struct TaskBatch {
+    explicit TaskBatch(const TinyModel& model)
         : arena(model.stream.device, planned(model)),
           batch(arena, shape_of(model), vocabulary(model)) {}
 
@@ -177,7 +177,7 @@ TEST_CASE(
                                     .chunk = static_cast<int>(random_int(1, 9)),
                                     .scored_rows = static_cast<int>(random_int(1, 4))});
     TinyModel naive = random_model(V, 1, T, seed, {});
-    Batch batch(model);
+    TaskBatch batch(model);
     const Mesh alone;
     for (const TaskForm form :
          {TaskForm::multiple_choice, TaskForm::schema, TaskForm::language_modeling})
@@ -218,7 +218,7 @@ TEST_CASE(
 TEST_CASE("an evaluation of tasks stops between items when asked to", "[evaluations]") {
     const Tokenizer tokenizer = Tokenizer::train(std::vector<std::string_view>{"ab ab abc"}, 260);
     TinyModel model = random_model(tokenizer.vocab_size(), 2, 20, 1, {.scored_rows = 2});
-    Batch batch(model);
+    TaskBatch batch(model);
     const Mesh alone;
     const std::vector<Task> tasks{random_task(TaskForm::multiple_choice, TaskProcedure::core),
                                   random_task(TaskForm::language_modeling, TaskProcedure::harness)};
