@@ -14,7 +14,6 @@
 
 #include "device/process.h"
 #include "test/catch.h"
-#include "test/parallel/running_program.h"
 #include "test/random.h"
 
 namespace train_gpt {
@@ -120,12 +119,6 @@ void close_run_in_any_case() {
     for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL})
         std::signal(signal, [](int number) {
             close_run();
-            std::signal(number, SIG_DFL);
-            ::raise(number);
-        });
-    for (const int signal : {SIGINT, SIGTERM})
-        std::signal(signal, [](int number) {
-            if (::getpid() == runner) end_running_program();
             std::signal(number, SIG_DFL);
             ::raise(number);
         });

@@ -1,5 +1,6 @@
 #include "test/parallel/ranks.h"
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -19,7 +20,6 @@
 #include "parallel/net/socket.h"
 #include "test/catch.h"
 #include "test/kernels/test_device.h"
-#include "test/parallel/running_program.h"
 #include "test/random.h"
 
 namespace train_gpt {
@@ -30,6 +30,35 @@ using Clock = std::chrono::steady_clock;
 
 /// The process group of the program that run_program() started last; 0: it has ended.
 std::atomic<pid_t> running = 0;
+
+/// While it lives, Ctrl-C or SIGTERM ends the running program with this process. Catch2's own
+/// handler would print what failed, and a second signal during that could wait for a lock for ever.
+class EndsRunningProgram {
+  public:
+    EndsRunningProgram() {
+        static pid_t owner;  // a fork of this process does not end its parent's program
+        owner = ::getpid();
+        struct sigaction ends {};
+        ends.sa_handler = [](int number) {
+            if (const pid_t group = running; group > 0 && ::getpid() == owner)
+                ::kill(-group, SIGTERM);
+            std::signal(number, SIG_DFL);
+            ::raise(number);  // ends this process when the handler returns
+        };
+        sigemptyset(&ends.sa_mask);
+        for (const int signal : signals) sigaddset(&ends.sa_mask, signal);
+        for (size_t i = 0; i < signals.size(); ++i) ::sigaction(signals[i], &ends, &before_[i]);
+    }
+    ~EndsRunningProgram() {
+        for (size_t i = 0; i < signals.size(); ++i) ::sigaction(signals[i], &before_[i], nullptr);
+    }
+    EndsRunningProgram(const EndsRunningProgram&) = delete;
+    EndsRunningProgram& operator=(const EndsRunningProgram&) = delete;
+
+  private:
+    static constexpr std::array<int, 2> signals{SIGINT, SIGTERM};
+    std::array<struct sigaction, 2> before_;
+};
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
     std::vector<char*> all;
@@ -108,6 +137,7 @@ ScopedEnvironment::~ScopedEnvironment() {
 
 ProgramResult run_program(const std::vector<std::string>& command, const Environment& environment) {
     constexpr double deadline_seconds = 1800;
+    const EndsRunningProgram ends_with_this;
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw Error("a test cannot make a pipe");
     posix_spawn_file_actions_t files;
@@ -166,10 +196,6 @@ ProgramResult run_program(const std::vector<std::string>& command, const Environ
                        : WIFSIGNALED(status) ? 128 + WTERMSIG(status)
                                              : WEXITSTATUS(status);
     return result;
-}
-
-void end_running_program() {
-    if (const pid_t group = running; group > 0) ::kill(-group, SIGTERM);
 }
 
 bool skip_without_gpus([[maybe_unused]] size_t n) {
