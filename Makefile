@@ -258,8 +258,8 @@ SINGLE := $(MATHEMATICS) $(COMPARE_SOURCES) $(PAGES) $(WITH_MPI) $(WITH_TLS) $(W
     $(if $(filter-out 0 1,$(UNITY)),,$(SOURCES) $(TEST_SOURCES))
 AFTER_UNITY := $(shell echo $$(($(UNITY) + 1)))
 IS_GCC := $(findstring Free Software Foundation,$(shell $(CXX) --version 2> /dev/null))
-# $(call unit,STEM,NUMBER,FILES). -MP gives no rule to the last file, which may be removed. GCC would
-# warn of types from an anonymous namespace in a class of a .cpp file, as if it were a header.
+# $(call unit,STEM,NUMBER,FILES). -MP gives no rule to the last file, which may be removed. GCC
+# would warn of types from an anonymous namespace in a class of a .cpp file, as if it were a header.
 define unit
 $(1)-$(2).o: $(3) $(1).files $(B)/flags
 	$$(call visibly,compile $(patsubst %/,%,$(dir $(lastword $(3)))): $(basename $(notdir $(3))), \

@@ -399,8 +399,8 @@ TEST_CASE("make fuzz links all that the fuzzed readers call", "[makefile][.][lon
                     -c /dev/null -o "$FOLDER/${folder//\//-}.o" || exit
             done
             echo 'int main() {}' | "${CXX:-g++}" -x c++ - -x none "$FOLDER"/*.o -lxxhash -lpcre2-8 \
-                -lutf8proc -lpthread -o "$FOLDER/fuzz" 2>&1 | sed -n 's/.*undefined reference/no/p' |
-                sort -u)sh"},
+                -lutf8proc -lpthread -o "$FOLDER/fuzz" 2>&1 |
+                sed -n 's/.*undefined reference/no/p' | sort -u)sh"},
                                              with_fresh_make({{"FOLDER", directory.path()}}));
     INFO("the first line lists the files, each other line a function that none of them has\n"
          << linked.output);
