@@ -1,5 +1,4 @@
 // What scripts/bench_ranks.py expects of a pipeline.
-#include <cstdio>
 #include <string>
 
 #include "base/error.h"
@@ -29,10 +28,7 @@ std::string traced(const PipelineRank& rank, const StageTimes& times, bool halve
 
 TEST_CASE("the schedule that ranks of a pipeline are compared with takes the simulated time",
           "[scripts][pipeline]") {
-    if (run_program({"python3", "--version"}).exit_code != 0) {
-        std::puts("skipped: the comparison of ranks, which needs python3");
-        return;
-    }
+    if (skip_without_python()) return;
     std::string stages, expected;
     for (const PipelineKind kind :
          {PipelineKind::gpipe, PipelineKind::one_f_one_b, PipelineKind::zero_bubble})

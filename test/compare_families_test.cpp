@@ -48,10 +48,7 @@ std::string digits(double value) {
 
 TEST_CASE("families are compared after the same time, each with its best learning rate",
           "[scripts]") {
-    if (run_program({"python3", "--version"}).exit_code != 0) {
-        std::puts("skipped: the comparison of families, which needs python3");
-        return;
-    }
+    if (skip_without_python()) return;
     const TemporaryDirectory room;
     write(room / "program", families_program);
     fs::permissions(room / "program", fs::perms::owner_all);

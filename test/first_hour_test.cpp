@@ -142,12 +142,6 @@ class FirstHour {
     TemporaryDirectory room_;
 };
 
-bool skip_without_python() {
-    if (run_program({"python3", "--version"}).exit_code == 0) return false;
-    WARN("skipped: there is no python3");
-    return true;
-}
-
 /// The line of the output that begins with a verdict and names the target.
 std::string verdict_on(const std::string& target, const std::string& output) {
     std::istringstream lines(output);

@@ -369,7 +369,7 @@ TEST_CASE("make install copies the scripts that the program names, and they work
     // Nothing of the project remains except what was installed.
     for (const char* name : {"Makefile", "scripts", "configs", "build"})
         fs::remove_all(directory / name);
-    const bool python = run_program({"python3", "--version"}).exit_code == 0;
+    const bool python = has_python();
     for (const std::string& name : names_in(share / "scripts")) {
         if (name.ends_with(".py") && !python) continue;
         INFO(name);

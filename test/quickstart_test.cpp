@@ -210,7 +210,7 @@ std::string random_verse() {
 }  // namespace
 
 TEST_CASE("scripts answer --help with their usage, and start nothing", "[scripts]") {
-    const bool python = run_program({"python3", "--version"}).exit_code == 0;
+    const bool python = has_python();
     int scripts = 0;
     for (const auto& entry : fs::recursive_directory_iterator("scripts")) {
         const std::string script = entry.path().string();

@@ -71,6 +71,7 @@ std::string science(const std::string& stem, const std::string& key) {
 }  // namespace
 
 TEST_CASE("data sets become the questions that lm-evaluation-harness asks", "[scripts]") {
+    if (skip_without_python()) return;
     const DataServer server;
     serve(server, "ARC-V1-Feb2018.zip",
           {{"ARC-V1-Feb2018-2/ARC-Easy/ARC-Easy-Test.jsonl", science("Why?", "B")},
@@ -141,6 +142,7 @@ TEST_CASE("data sets become the questions that lm-evaluation-harness asks", "[sc
 
 TEST_CASE("MMLU is asked by letters and by texts, after five examples of its subject",
           "[scripts]") {
+    if (skip_without_python()) return;
     const DataServer server;
     std::string dev;
     for (int i = 0; i < 6; ++i) dev += concat("e", i, ",k,l,m,n,", "ABCDAB"[i], "\n");
@@ -161,6 +163,7 @@ TEST_CASE("MMLU is asked by letters and by texts, after five examples of its sub
 }
 
 TEST_CASE("the bundle of CORE becomes its 22 tasks", "[scripts]") {
+    if (skip_without_python()) return;
     const DataServer server;
     Files files;
     std::string yaml = "icl_tasks:\n", other = "-\n  label: other\n  dataset_uri: none.jsonl\n";
@@ -209,6 +212,7 @@ TEST_CASE(
     "a file of tasks must have the hash of its first download, and the form it was "
     "published in",
     "[scripts]") {
+    if (skip_without_python()) return;
     const DataServer server;
     write(server.served("lambada_test.jsonl"), "{\"text\": \"a b\"}\n");
     const Environment no_hash{{"NO_HASH", "1"}};  // the server tells none

@@ -1,5 +1,4 @@
 // scripts/wgmma_registers.py, on short listings of SASS that a stand-in for nvdisasm shows.
-#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -65,16 +64,10 @@ class Judge {
     TemporaryDirectory room_;
 };
 
-bool has_python() {
-    if (run_program({"python3", "--version"}).exit_code == 0) return true;
-    std::puts("skipped: checks of SASS, which need python3");
-    return false;
-}
-
 }  // namespace
 
 TEST_CASE("products are awaited before their registers are touched, on every path", "[scripts]") {
-    if (!has_python()) return;
+    if (skip_without_python()) return;
     const Judge judge;
     CHECK(judge.accepts({{fence, product, wait, "FADD R1, R24, R25", "EXIT"}}));
     CHECK(judge.accepts({{fence, product, "FADD R1, R2, R3", wait, "EXIT"}}));
@@ -102,7 +95,7 @@ TEST_CASE("products are awaited before their registers are touched, on every pat
 }
 
 TEST_CASE("products begin after a fence, on every path", "[scripts]") {
-    if (!has_python()) return;
+    if (skip_without_python()) return;
     const Judge judge;
     CHECK(judge.accepts({{"MOV R24, RZ", fence, product, wait, "EXIT"}}));
     const ProgramResult late = judge({{fence, "MOV R24, RZ", product, wait, "EXIT"}});
@@ -121,7 +114,7 @@ TEST_CASE("products begin after a fence, on every path", "[scripts]") {
 }
 
 TEST_CASE("what products and copies are to see comes before a proxy fence", "[scripts]") {
-    if (!has_python()) return;
+    if (skip_without_python()) return;
     const Judge judge;
     const auto with = [](std::vector<std::string> lines) {
         lines.insert(lines.end(), {fence, product, wait, "EXIT"});
@@ -143,7 +136,7 @@ TEST_CASE("what products and copies are to see comes before a proxy fence", "[sc
 }
 
 TEST_CASE("SASS without products, and a missing nvdisasm, are said", "[scripts]") {
-    if (!has_python()) return;
+    if (skip_without_python()) return;
     const Judge judge;
     CHECK(judge({{"EXIT"}}).exit_code == 3);
     const TemporaryDirectory empty;

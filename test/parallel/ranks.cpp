@@ -113,6 +113,17 @@ bool skip_without_mpirun() {
     return said;
 }
 
+bool has_python() {
+    static const bool has = run_program({"python3", "--version"}).exit_code == 0;
+    return has;
+}
+
+bool skip_without_python() {
+    if (has_python()) return false;
+    static const bool said = say("skipped: tests of Python scripts, since there is no python3");
+    return said;
+}
+
 bool skip_outside_ranks() {
     if (std::getenv(started_as_ranks)) return false;
     static const bool said =

@@ -59,6 +59,11 @@ class ScopedEnvironment {
 ProgramResult run_program(const std::vector<std::string>& command,
                           const Environment& environment = {});
 
+/// Whether this machine has a python3, which scripts need and a fresh machine may lack.
+bool has_python();
+/// Prints what is left out without it, once in a run of the tests. Returns whether it is missing.
+bool skip_without_python();
+
 /// The beginning of a command that starts n ranks on this machine, however many cores it has. It
 /// passes SIGUSR1 on to them.
 std::vector<std::string> launch(int n, Launcher launcher = usual_launcher());
