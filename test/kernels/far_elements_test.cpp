@@ -230,8 +230,10 @@ TEST_CASE("attention has the same bits where heads lie more than 2^31 elements a
             wish.H = random_int(0, 1) ? 2 : 4;
             wish.T = static_cast<int>(random_int(17, 40));
             wish.extra_keys = static_cast<int>(random_int(0, 1) * random_int(1, 40));
+            // Rows whose size and place are multiples of 4 elements are added up in another order.
+            // Odd strides are no such place, so the heads that lie near get no such size.
             wish.D = aligned ? 8 * static_cast<int>(random_int(1, 16))
-                             : static_cast<int>(random_int(1, 40));
+                             : static_cast<int>(4 * random_int(0, 9) + random_int(1, 3));
             wish.documents = random_int(0, 1) == 1;
             const Case c = random_case(wish);
             const auto key_gradients =
