@@ -2,7 +2,8 @@
 # Checks that no source file includes a header of a higher layer, that no headers include each other
 # in a circle, and that no parts of training/, parallel/ and model/ do (a header with its sources is
 # a part; a few named includes are excepted). That no type's name is defined twice in a namespace:
-# the linker would merge their functions. That no line has more than 100 columns: of the sources,
+# the linker would merge their functions. That tests include Catch2 through test/catch.h alone, which
+# knows the headers of both of its versions. That no line has more than 100 columns: of the sources,
 # the scripts in shell and Python, Makefile, Containerfile and scripts/cluster/*.yaml. In training/
 # and parallel/ also that no folder has more than 25 headers and no file more than 450 lines.
 # `make lint` calls it.
@@ -40,6 +41,11 @@ while read -r directory below; do
         done < <(awk -F'"' '/^ *# *include "/ { print FNR ":" $2 }' "$file")
     done
 done < <(grep . <<< "$layers")
+
+while IFS= read -r include; do
+    echo "$include: tests include test/catch.h instead, which works with Catch2 2 and 3"
+    code=1
+done < <(grep -rn --include='*.cpp' --include='*.h' --exclude=catch.h '<catch2/' test)
 
 includes() {  # includes FILE…: "FILE HEADER" for each include of the project's headers
     awk -F'"' '/^ *# *include "/ { print FILENAME, $2 }' "$@"

@@ -4,9 +4,8 @@
 #include <regex>
 #include <string>
 
-#include <catch2/catch.hpp>
-
 #include "base/error.h"
+#include "test/catch.h"
 #include "test/random.h"
 
 using namespace train_gpt;
