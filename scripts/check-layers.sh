@@ -2,11 +2,11 @@
 # Checks that no source file includes a header of a higher layer, that no headers include each other
 # in a circle, and that no parts of training/, parallel/ and model/ do (a header with its sources is
 # a part; a few named includes are excepted). That no type's name is defined twice in a namespace:
-# the linker would merge their functions. That tests include Catch2 through test/catch.h alone, which
-# knows the headers of both of its versions. That no line has more than 100 columns: of the sources,
-# the scripts in shell and Python, Makefile, Containerfile and scripts/cluster/*.yaml. In training/
-# and parallel/ also that no folder has more than 25 headers and no file more than 450 lines.
-# `make lint` calls it.
+# the linker would merge their functions. That tests include Catch2 through test/catch.h alone,
+# which knows the headers of both of its versions. That no line has more than 100 columns: of the
+# sources, the scripts in shell and Python, Makefile, Containerfile and scripts/cluster/*.yaml. In
+# training/ and parallel/ also that no folder has more than 25 headers and no file more than 450
+# lines. `make lint` calls it.
 #   usage: scripts/check-layers.sh
 # Prints the includes, lines, folders and files that are wrong, and exits with 1 if there are any.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
