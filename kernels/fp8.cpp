@@ -121,12 +121,15 @@ void fp8_update(Stream& stream, const Fp8Update& args, const StepState* state) {
     if (state->stop || state->overflow || state->skip) return;
     const int64_t place = found.steps++ % args.H;
     if (!args.scale) return;
-    std::copy_n(args.amax, args.n, args.history + place * args.n);
     const int64_t taken = std::min(found.steps, args.H);
     found.unset = 0;
     for (int64_t i = 0; i < args.n; ++i) {
+        float& newest = args.history[place * args.n + i];
+        const float oldest = found.steps > args.H ? newest : 0;
+        newest = args.amax[i];
         float most = 0;
         for (int64_t h = 0; h < taken; ++h) most = std::max(most, args.history[h * args.n + i]);
+        if (most == 0) newest = most = oldest;
         args.scale[i] =
             fp8_delayed_scale(most, i < args.e4m3_count ? E4M3::largest : E5M2::largest);
         found.unset += args.scale[i] == 0;

@@ -74,11 +74,14 @@ __global__ void __launch_bounds__(threads_per_block)
     const int64_t i = int64_t{blockIdx.x} * threads_per_block + threadIdx.x;
     if (i >= args.n) return;
     const int64_t steps = args.found->steps;
-    args.history[steps % args.H * args.n + i] = args.amax[i];
+    float& newest = args.history[steps % args.H * args.n + i];
+    const float oldest = steps < args.H ? 0 : newest;
+    newest = args.amax[i];
     const int64_t taken = steps + 1 < args.H ? steps + 1 : args.H;
     float most = 0;
 #pragma unroll 8
     for (int64_t h = 0; h < taken; ++h) most = fmaxf(most, args.history[h * args.n + i]);
+    if (most == 0) newest = most = oldest;
     args.scale[i] = fp8_delayed_scale(most, i < args.e4m3_count ? E4M3::largest : E5M2::largest);
 }
 

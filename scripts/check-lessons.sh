@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the lessons in scripts/lessons/ and checks the numbers that they print and claim. On two
-# quiet CPU cores they take less than 15 minutes together. `make test-full` calls it.
+# Runs the lessons in scripts/lessons/ and checks the numbers that they print and claim, and that
+# they take at most 15 minutes together; two quiet CPU cores need less. `make test-full` calls it.
 #   usage: scripts/check-lessons.sh
 #   TRAIN_GPT=program     default: build/train_gpt
 #   LESSONS_DIR=folder    new or empty; default: build/lessons, which is made anew
@@ -77,6 +77,9 @@ for lesson in scripts/lessons/[1-9]-*.sh; do
     echo "$name: $((SECONDS - began)) s"
 done
 all_lasted=$((SECONDS - all_began))
+echo "all lessons: $all_lasted s"
+[ "$all_lasted" -le 900 ]
+check $? "all lessons together take $all_lasted s, and should take at most 900 s (15 minutes)"
 number() {  # number LESSON WHAT: what a lesson has measured
     grep -F "measured: $2 = " "$LESSONS_DIR/$1.txt" | head -n 1 |
         sed 's/.* = \([^ ]*\).*/\1/' | tr -d ,
@@ -92,6 +95,5 @@ done <<< "$claims"
     [ "$(number 5-ranks 'last loss on one rank')" = "$(number 5-ranks 'last loss on two ranks')" ]
 check $? "the losses of one rank and of two are the same digits"
 [ "$passed" -gt 0 ] || failed=$((failed + 1))
-echo "all lessons: $all_lasted s"
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -55,9 +55,16 @@ for (const [l, head, i] of PLACES) {
 }
 span('loss', 2).click();
 over(span('loss', 5));
-seen.held = [...document.querySelectorAll('.text[data-view=loss] .at')].map(n => +n.dataset.i);
+const at = () =>
+    [...document.querySelectorAll('.text[data-view=loss] .at')].map(n => +n.dataset.i);
+seen.held = at();
 dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}));
-seen.moved = [...document.querySelectorAll('.text[data-view=loss] .at')].map(n => +n.dataset.i);
+seen.moved = at();
+const left = (host, more) => host.dispatchEvent(
+    new KeyboardEvent('keydown', {key: 'ArrowLeft', bubbles: true, cancelable: true, ...more}));
+seen.untouched = [...['altKey', 'ctrlKey', 'metaKey', 'shiftKey'].map(key =>
+    left(window, {[key]: true})), left(slider), left(document.getElementById('all-heads'))];
+seen.kept = at();
 seen.focused = [...document.querySelectorAll('.text')].filter(host =>
     host.offsetWidth).map(host => {
     host.focus();
@@ -302,6 +309,9 @@ def check_model(program, browser, folder, name, text, rng):
         check_hover(name, data, hover)
     check(seen["held"] == [2], f"{name}: a click holds a token: {seen['held']}")
     check(seen["moved"] == [3], f"{name}: an arrow key moves to the next: {seen['moved']}")
+    check(all(seen["untouched"]) and seen["kept"] == [3],
+          f"{name}: arrow keys with a modifier, on a slider or on a map of heads are not taken: "
+          f"{seen['untouched']}, {seen['kept']}")
     check(seen["focused"] == [[True, t] for t in range(4, 4 + len(seen["focused"]))],
           f"{name}: the keyboard reaches each text: {seen['focused']}")
     check(len(seen["focused"]) == 2 + any(of["experts"] for of in data["layers"]),

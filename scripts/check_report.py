@@ -404,7 +404,8 @@ def check_page(browser, folder, name, folders, program):
     photograph(browser, folder, page)
 
 
-# What a window of some size shows of a page, without using it.
+# What a window of some size shows of a page, at first and with the pointer in the middle of the
+# loss.
 LOOK = """
 <script>
 (() => {
@@ -422,6 +423,11 @@ const seen = {top: box.top, bottom: box.bottom, domain: plot.dataset.domain.spli
         const mark = text.getBoundingClientRect();
         return mark.right <= document.documentElement.clientWidth && mark.left >= 0;
     })};
+plot.parentElement.dispatchEvent(new PointerEvent('pointermove',
+    {clientX: (box.left + box.right) / 2, clientY: box.top + 90, bubbles: true}));
+const tip = plot.parentElement.querySelector('.tip'), frame = tip.getBoundingClientRect();
+seen.tip = {left: frame.left, right: frame.right, cut: tip.scrollWidth > tip.clientWidth,
+    rows: [...tip.querySelectorAll('b, tr')].map(row => row.getBoundingClientRect().height)};
 const node = document.createElement('pre');
 node.id = 'seen';
 node.textContent = JSON.stringify(seen);
@@ -456,9 +462,9 @@ def check_windows(browser, folder, program, runs):
         config["model"].update(family=family, n_head=4 + i, n_embd=64 * (4 + i), n_ff=256 * i,
                                n_ctx=128 << i, n_kv_head=i)
         (models[-1] / "config.json").write_text(json.dumps(config))
-    spiky = make_run(folder / "runs" / "spiky", 3000, 5)
+    spiky = make_run(folder / "runs" / "spiky", 12000, 5)
     lines = (spiky / "metrics.jsonl").read_text().splitlines()
-    for at in (1000, 1001, 2200):
+    for at in range(500, len(lines), 100):  # a tenth of the points that are drawn
         line = json.loads(lines[at])
         if "loss" in line:
             lines[at] = json.dumps(dict(line, loss=1e7))
@@ -475,7 +481,10 @@ def check_windows(browser, folder, program, runs):
         seen = look(browser, folder, "laptop", page(*folders), "--window-size=1366,768")
         check(seen and 0 < seen["top"] and seen["bottom"] <= 768,
               f"the loss of {what} is seen on 1366 x 768: {seen}")
-        check(seen and all(seen["marks"]), f"marks of {what} are inside: {seen}")
+        check(seen and all(seen["marks"]) and (seen["marks"] or len(folders) > 1),
+              f"marks of {what} are inside, and that of a single run has its text: {seen}")
+        check(seen and seen["tip"]["rows"] and max(seen["tip"]["rows"]) < 30,
+              f"each value of {what} under the pointer is a line: {seen}")
         seen = look(browser, folder, "phone", page(*folders), phone=True)
         check(seen and seen["width"] == seen["wide"] == 390, f"{what} fits on a phone: {seen}")
         check(seen and seen["cut"] == 0 and seen["right"] <= 390,
@@ -483,6 +492,10 @@ def check_windows(browser, folder, program, runs):
     seen = look(browser, folder, "twins", page(*twins), "--window-size=1366,768")
     check(len(seen["names"]) == 2 and len(set(seen["names"])) == 2,
           f"runs with equal names are told apart: {seen['names']}")
+    named = make_run(folder / "runs" / "_".join(["a_run_with_a_long_name"] * 6), 300, 30)
+    seen = look(browser, folder, "named", page(named, short), phone=True)
+    check(seen["tip"]["left"] >= 0 and seen["tip"]["right"] <= 390 and not seen["tip"]["cut"],
+          f"a long name under the pointer stays on a phone: {seen['tip']}")
     many = [short, other, *twins, *models]
     seen = look(browser, folder, "many", page(*many), "--window-size=1366,768")
     check(seen["cut"] == 0 and seen["right"] <= 1366,

@@ -235,3 +235,37 @@ TEST_CASE("a plan on a cluster predicts a step, searches for faster ways, and wr
     check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--price", "2"}), 2,
                   {"--price", "--cluster"});
 }
+
+#ifdef TRAIN_GPT_CUDA
+
+TEST_CASE("what a plan for a GPU with too little memory advises fits", "[cli][plan]") {
+    const auto plan = [](const Arguments& more) {
+        return train_gpt_with(Arguments{"plan", "configs/gpt2-124m.json", "--set",
+                                        "batch.micro_batch=16", "--set", "memory.recompute=none",
+                                        "--set", "memory.offload=none"} +
+                              more);
+    };
+    // The first of ever smaller memories that is too small: the run needs at most twice as much.
+    Arguments of_gpu;
+    Outcome outcome;
+    for (int gib = 64; gib > 0 && outcome.code == 0; gib /= 2) {
+        of_gpu = {"--memory", concat(gib, "GiB")};
+        outcome = plan(of_gpu);
+    }
+    CAPTURE(of_gpu, outcome.out, outcome.err);
+    check_refused(outcome, 1, {"the run needs ", "it fits with --set "});
+    CHECK(contains(outcome.out, "DOES NOT FIT"));
+    const size_t advice = outcome.err.find("it fits with ");
+    REQUIRE(advice != std::string::npos);
+    Arguments advised;
+    std::istringstream words(outcome.err.substr(advice));
+    for (std::string word, before; words >> word; before = word) {
+        if (before != "--set") continue;
+        std::erase(word, '\'');  // the shell's
+        advised.insert(advised.end(), {"--set", word});
+    }
+    REQUIRE_FALSE(advised.empty());
+    CHECK_FALSE(contains(check_succeeds(plan(of_gpu + advised)).out, "DOES NOT FIT"));
+}
+
+#endif

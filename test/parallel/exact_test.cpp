@@ -80,6 +80,22 @@ constexpr MeshCase few_exact_meshes[] = {
         .state("bf16"),
     trains("qwen3", 7).bf16().data(2).pipeline(2, "interleaved", 2).fp8("delayed").state("int8"),
     trains("olmoe", 6).data(4).zero(2).shard_ranks(2).fp8("delayed").recompute("block"),
+    trains("mixtral", 5)
+        .data(2)
+        .pipeline(2, "gpipe")
+        .fp8("current")
+        .muon()
+        .state("bf16")
+        .recompute("elementwise"),
+    trains("olmoe", 4)
+        .data(2)
+        .zero(3)
+        .many_experts()
+        .fp8("delayed")
+        .state("int8")
+        .offload()
+        .recompute("block"),
+    trains("llama", 5).bf16().data(2).documents().fp8("current").offload().state("bf16"),
 };
 constexpr MeshCase more_exact_meshes[] = {
     trains("gpt2", 9).data(2).zero(1),
@@ -312,7 +328,14 @@ TEST_CASE("ranks: exact mixtures and scales with other axes", "[.ranks]") {
     for (const MeshRow& row : {trains("olmoe", 3).exact().many_experts().tensor(2),
                                trains("gpt_oss", 4).exact().many_experts().context(2),
                                trains("llama", 4).exact().tensor(2).fp8("delayed"),
-                               trains("gpt2", 4).exact().context(2).fp8("delayed")}) {
+                               trains("gpt2", 4).exact().context(2).fp8("delayed"),
+                               trains("qwen3", 4)
+                                   .exact()
+                                   .context(2)
+                                   .documents()
+                                   .fp8("delayed")
+                                   .offload()
+                                   .state("int8")}) {
         const MeshCase c = row;
         CAPTURE(mesh_job::name_of(c), seed);
         MeshRun two(half, Device{}, config_of(row, seed, "cpu")),

@@ -49,6 +49,9 @@ constexpr Move few_moves[] = {
      trains("llama", 4).zero(1).pipeline(2).fp8("delayed")},
     {trains("qwen3", 4).bf16().data(3).zero(1).fp8("delayed").state("int8").offload(),
      trains("qwen3", 4).bf16().tensor(2).data(2).zero(2).fp8("delayed").state("int8")},
+    {trains("olmoe", 4).data(3).zero(3).fp8("delayed").state("int8").offload(),
+     trains("olmoe", 4).zero(1).pipeline(2).fp8("delayed").state("int8")},
+    {trains("qwen2_moe", 4).bf16().tensor(2), trains("qwen2_moe", 4).bf16().data(2).zero(2)},
 };
 constexpr Move more_moves[] = {
     {trains("gpt2", 6).data(4).zero(3).shard_ranks(1),

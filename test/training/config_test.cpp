@@ -334,6 +334,13 @@ TEST_CASE("ZeRO's stage is a number or \"auto\", in JSON and in --set", "[config
     check_names(override_refusal({"parallel.zero=automatic"}), {"parallel.zero", "\"auto\""});
 }
 
+TEST_CASE("what a backward pass recomputes has an older name", "[config]") {
+    CHECK(parse_config(R"({"precision": {"recompute": "block"}})", "test", {"schedule.steps=1"})
+              .memory.recompute == Recompute::block);
+    CHECK(parse_config("{}", "test", {"schedule.steps=1", "precision.recompute=block"})
+              .memory.recompute == Recompute::block);
+}
+
 TEST_CASE("exact sums are refused where they cannot give the same bits, and have an older name",
           "[config]") {
     CHECK(Config{}.parallel.sums.is_auto());

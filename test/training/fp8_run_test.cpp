@@ -489,7 +489,10 @@ TEST_CASE("an activation that grows 2^12 times saturates, is counted, and fits f
             CHECK(std::isfinite(outcome.state.norm));
             return outcome;
         };
-        for (int i = 0; i < 2; ++i) CHECK(step().sums.loss == loss_of_twin);
+        for (int i = 0; i < 2; ++i) {
+            const double loss = step().sums.loss;  // also sets loss_of_twin
+            CHECK(loss == loss_of_twin);
+        }
         const int layer = static_cast<int>(random_int(0, run.spec().n_layer - 1));
         const std::string operand = concat("input of ", layer, ".up");
         CAPTURE(layer);

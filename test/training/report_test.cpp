@@ -21,6 +21,7 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "training/config/config_help.h"
+#include "training/config/config_keys.h"
 #include "training/report/comparison_notes.h"
 #include "training/report/html_text.h"
 #include "training/report/page.h"
@@ -481,6 +482,14 @@ TEST_CASE("a report says which step a validation loss is of, and which one was b
     CHECK(fact_of(text, "Validation loss, last") == "4.7500 nats per token at step 2,000");
     CHECK(fact_of(text, "The same, per byte of text") == "1.7500 bits at step 2,000");
     CHECK(fact_of(text, "Validation loss, best") == "3.2500 nats per token at step 1,000");
+    // A loss of other validation data is not compared.
+    nlohmann::json of_less = start, of_more = last;
+    of_less["val_loss"] = 1.5, of_less["val_tokens"] = 4096, of_more["val_tokens"] = 8192;
+    nlohmann::json of_as_many = middle;
+    of_as_many["val_tokens"] = 8192;
+    text = page({of_less, of_as_many, trained, of_more});
+    CHECK(fact_of(text, "Validation loss, best") == "3.2500 nats per token at step 1,000");
+    text = page({start, middle, trained, last});
     // An evaluation after the last logged step counts.
     CHECK(fact_of(text, "Steps") == "2,000 of 40");
     CHECK(fact_of(page({trained}), "Validation loss, last").empty());
@@ -689,17 +698,30 @@ TEST_CASE("no special 0 and no auto is shown without what it stands for", "[repo
           "on, if there is memory");
     CHECK(setting_text("schedule.max_minutes", 0) == "no limit (0)");
     CHECK(setting_text("model.expert_capacity", 0.0) == "no limit (0.0)");
-    CHECK(setting_text("optimizer.weight_decay", 0) == "0");  // a number like others
+    CHECK(setting_text("schedule.tokens", 0) == "not set (0)");
+    CHECK(setting_text("schedule.epochs", 0.0) == "not set (0.0)");
+    CHECK(setting_text("router.balance_rate", 0.0) == "0.01 with loss, 0.001 with bias (0.0)");
     CHECK(setting_text("no.such_key", "auto") == "chosen by the run (auto)");
+    // The keys whose 0 is a number like others. Of all others that allow it, it is special.
+    std::set<std::string> ordinary{"seed",
+                                   "optimizer.momentum",
+                                   "optimizer.weight_decay",
+                                   "optimizer.beta1",
+                                   "optimizer.beta2",
+                                   "schedule.final_fraction",
+                                   "sampling.seed"};
     int explained = 0;
     for (const KeyDescription& key : describe_keys()) {
         CAPTURE(key.path, key.meaning);
-        const bool says_0 = contains(key.meaning, " 0: ") || key.meaning.starts_with("0: ");
-        CHECK((setting_text(key.path, 0) != "0") == says_0);
+        const bool is_special = (key.type == "integer" || key.type == "number") &&
+                                find_config_key(key.path)->rule.allows(0) &&
+                                ordinary.erase(key.path) == 0;
+        CHECK((setting_text(key.path, 0) != "0") == is_special);
         CHECK(setting_text(key.path, "auto") != "auto");
-        explained += says_0;
+        explained += is_special;
     }
-    CHECK(explained > 30);
+    CHECK(ordinary.empty());  // these, too, are keys that allow 0
+    CHECK(explained > 40);
 
     const TemporaryDirectory directory;
     MadeRun::Options options;
@@ -1035,6 +1057,24 @@ TEST_CASE("a page shows the first and last samples and some between them", "[rep
     CHECK(contains(text, concat("12 of ", samples, " samples")));
 }
 
+TEST_CASE("a sample's prompt and text are shortened if they are long", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {});
+    const auto shown = [&](int64_t prompt, int64_t text) {
+        write(run.history(), nlohmann::json{{"event", "sample"},
+                                            {"step", 1},
+                                            {"prompt", std::string(prompt, 'p')},
+                                            {"text", std::string(text, 't')}}
+                                     .dump() +
+                                 "\n");
+        return samples_html(opened({run.path()}));
+    };
+    const std::string prompt(400, 'p'), text(1200, 't');
+    CHECK(contains(shown(400, 1200), "<b>" + prompt + "</b>" + text + "</blockquote>"));
+    CHECK(contains(shown(random_int(401, 100'000), random_int(1201, 100'000)),
+                   "<b>" + prompt + " …</b>" + text + " …</blockquote>"));
+}
+
 TEST_CASE("the picture has the points of the loss, and fits them into its frame", "[report]") {
     const TemporaryDirectory directory;
     const MadeRun run(directory / "r&d", {.lines = random_int(2, 500)}), other(directory / "b", {});
@@ -1096,6 +1136,30 @@ TEST_CASE("a loss of 10^7 does not flatten the others in the picture", "[report]
     while (numbers >> x >> y)
         if (y >= 0) top = std::min(top, y), bottom = std::max(bottom, y);
     CHECK(bottom - top > 150);  // of 472 pixels
+}
+
+TEST_CASE("many losses of 10^7 in a long run do not flatten the others", "[report]") {
+    const TemporaryDirectory directory;
+    const int64_t steps = random_int(20'000, 40'000), spikes = random_int(60, 200);
+    const MadeRun run(directory / "run", {.lines = 1});
+    std::vector<double> losses;
+    for (int64_t step = 1; step <= steps; ++step)
+        losses.push_back(2.5 + uniform(0, 1) + 5 / (1 + 0.01 * static_cast<double>(step)));
+    std::vector<double> usual(losses.begin() + steps * 3 / 100, losses.end());
+    for (int64_t n = 0; n < spikes; ++n)
+        losses[static_cast<size_t>(random_int(0, steps - 1))] = 1e7;
+    std::string metrics;
+    for (int64_t step = 1; step <= steps; ++step)
+        metrics +=
+            concat("{\"step\":", step, ",\"loss\":", losses[static_cast<size_t>(step - 1)], "}\n");
+    write(run.metrics(), metrics);
+    const std::vector<RecordedRun> runs = opened({run.path()});
+    const double shown = usual_loss(runs[0].training(), "loss");
+    std::ranges::sort(usual);
+    CHECK(shown >= usual[usual.size() * 96 / 100]);
+    CHECK(shown <= usual.back());
+    CHECK(contains(page_data(runs, 600), "\"usual\":{\"loss\":"));
+    CHECK(contains(loss_picture(runs, 200), "; some are higher, up to 1e+07"));
 }
 
 TEST_CASE("a page has the loads of experts at steps of the whole run, and follows the run",

@@ -7,7 +7,10 @@
 #include "model/families/family.h"
 #include "test/catch.h"
 #include "test/parallel/mesh_job.h"
+#include "test/parallel/ranks.h"
+#include "test/parallel/training_job.h"
 #include "test/random.h"
+#include "test/text.h"
 #include "training/config/load_config.h"
 #include "training/files/checkpoint.h"
 
@@ -97,6 +100,28 @@ TEST_CASE("a checkpoint's moments are converted to the dtype of the run that loa
                 CHECK(wrong == 0);
             }
         }
+}
+
+TEST_CASE("a run that resumes with another optimizer.state_dtype says so, and goes on",
+          "[checkpoint][training]") {
+    const training_job::TrainingJob job(
+        2, {{"schedule.steps", "6"}, {"precision.dtype", training_job::random_dtype().name}});
+    const auto train = [&](const char* state, const char* until) {
+        const ProgramResult result = run_program(
+            job.command("train", "run", {{"optimizer.state_dtype", state}}, {"--stop-at", until}));
+        INFO(state << " until step " << until << ":\n" << result.output);
+        REQUIRE(result.exit_code == 0);
+        // All of the state is there, and finite.
+        CHECK_FALSE(training_job::state_of(job.path("run"), std::stoll(until)).empty());
+        return result.output;
+    };
+    const std::string note = "note: the optimizer's state of the checkpoint is converted to ";
+    CHECK_FALSE(contains(train("fp32", "2"), note));
+    const std::string same = train("fp32", "3");
+    CHECK(contains(same, "resuming from "));
+    CHECK_FALSE(contains(same, note));
+    CHECK(contains(train("int8", "4"), note + "int8"));
+    CHECK(contains(train("bf16", "5"), note + "bf16"));
 }
 
 TEST_CASE("a part of a state in 8 bits is read and written with the rest of its blocks") {

@@ -54,7 +54,7 @@ constexpr ConfigKey later_keys[] = {
      "the former. 0: all steps have `batch.tokens_per_step`."},
     {KEY(batch.warmup_tokens_per_step), between(0, 4294967296.0),
      "Tokens of the first steps of a batch warm-up: a whole number of micro-batches, enough for "
-     "all ranks, and a divisor of `batch.tokens_per_step`."},
+     "all ranks, and a divisor of `batch.tokens_per_step`. 0: no batch warm-up."},
     {KEY(batch.micro_batch), between(0, 1048576),
      "Sequences that a device computes at once; 0: the run chooses the fastest number that fits "
      "into memory and feeds all ranks, and keeps it."},
@@ -118,7 +118,8 @@ constexpr ConfigKey later_keys[] = {
      "which the counts of the step before stand, over all ranks. The wider, the more experts may "
      "differ in what they learn ([Qiu et al. 2025](https://arxiv.org/abs/2501.11873))."},
     {KEY(router.balance_rate), between(0, 1000),
-     "`loss`: its weight; 0: 0.01. `bias`: how far a bias moves in a step; 0: 0.001."},
+     "`loss`: its weight. `bias`: how far a bias moves in a step. 0: 0.01 with `loss`, 0.001 with "
+     "`bias`."},
     {KEY(router.z_loss), between(0, 1),
      "Weight of the routers' z-loss, the mean square of the logarithm of their softmax's "
      "denominator "
@@ -127,16 +128,16 @@ constexpr ConfigKey later_keys[] = {
 
     {KEY(schedule.steps), between(0, max_steps),
      "Length of the run in optimizer steps. Exactly one of `steps`, `tokens` and `epochs` must be "
-     "set."},
+     "set. 0: not set."},
     {KEY(schedule.tokens), between(0, max_tokens),
-     "Length of the run in tokens, rounded up to whole steps."},
+     "Length of the run in tokens, rounded up to whole steps. 0: not set."},
     {KEY(schedule.epochs), between(0, 1000000),
-     "Length of the run in passes over the training data, rounded up to whole steps."},
+     "Length of the run in passes over the training data, rounded up to whole steps. 0: not set."},
     {KEY(schedule.max_minutes), at_least(0),
      "After this wall-clock time the run saves a checkpoint and ends; the schedule stays the "
      "same. 0: no limit."},
     {KEY(schedule.warmup_steps), between(0, max_steps),
-     "Steps over which the learning rate rises linearly to its peak."},
+     "Steps over which the learning rate rises linearly to its peak. 0: no warm-up."},
     {KEY(schedule.decay), one_of<Decay>(),
      "How the learning rate falls after the warm-up. `wsd` (warm-up, stable, decay): constant, "
      "then linear over the last `decay_fraction` of the steps."},
@@ -177,7 +178,7 @@ constexpr ConfigKey later_keys[] = {
     {KEY(memory.recompute), one_of<std::optional<Recompute>>(),
      "What the backward pass recomputes instead of keeping it in memory: nothing, the cheap "
      "element-wise results, or whole blocks. Saves memory and costs time. `auto`: as little as "
-     "fits into memory."},
+     "fits into memory. Earlier versions called this key `precision.recompute`."},
     {KEY(memory.offload), one_of({"auto", "none", "optimizer", "activations"}),
      "What a GPU keeps in the host's memory, as a word or a list: `optimizer`, the master weights "
      "and the optimizer's state, which come to the GPU bucket by bucket to be updated; "

@@ -229,8 +229,10 @@ $('map').addEventListener('pointermove', event => {
     if (!held && t >= 0 && t < count && t !== at) choose(t);
 });
 addEventListener('keydown', event => {
+    // The browser's: keys with a modifier, and those for a slider or for what scrolls sideways.
     const move = {ArrowLeft: -1, ArrowRight: 1}[event.key];
-    if (!move || event.target.tagName === 'INPUT' || !(at + move >= 0 && at + move < count)) return;
+    if (!move || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || event.target.closest?.('input, .grid-map')) return;
+    if (!(at + move >= 0 && at + move < count)) return;
     event.preventDefault();
     held = true;
     choose(at + move);

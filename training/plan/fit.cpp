@@ -71,6 +71,13 @@ bool weighs_host(const DeviceAndHost& available, const RunShape& shape, const De
     return !fit.memory.fits(available) || fit.recompute != Recompute::none;
 }
 
+Speeds deciding_speeds(Speeds known, const DeviceAndHost& available, const RunShape& shape,
+                       const Device& device) {
+    if (!weighs_host(available, shape, device)) known.host = 0;
+    if (known.host == 0 && !weighs_link(shape)) known.flops = 0;
+    return known;
+}
+
 Speeds measured_here(Speeds speeds, const DeviceAndHost& available, const RunShape& shape,
                      const Device& device) {
     const bool by_host = weighs_host(available, shape, device);

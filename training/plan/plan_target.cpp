@@ -62,7 +62,7 @@ Speeds planned_speeds(const PlanTarget& target, const DeviceAndHost& available,
     if (target.is_here()) return measured_here(speeds, available, shape, target.device);
     speeds.flops = target.flops;
     speeds.host = target.host;
-    return speeds;
+    return deciding_speeds(speeds, available, shape, target.device);
 }
 
 }  // namespace train_gpt

@@ -67,8 +67,9 @@ Speeds speeds_on(const Cluster& cluster, const RunShape& shape) {
 RunShape choose_for(const RunShape& shape, const Cluster& cluster) {
     const PlanTarget target = target_of(cluster);
     const DeviceAndHost available = memory_for_a_rank(target, shape.mesh);
-    RunShape chosen =
-        with_choices(shape, fit_into(available, shape, target.device, speeds_on(cluster, shape)));
+    const Speeds speeds =
+        deciding_speeds(speeds_on(cluster, shape), available, shape, target.device);
+    RunShape chosen = with_choices(shape, fit_into(available, shape, target.device, speeds));
     chosen.config.checkpoint.async = saves_in_background(chosen, target.device, available);
     return chosen;
 }

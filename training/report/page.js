@@ -192,15 +192,17 @@ function vertical(plot, [first, last]) {
 /// The highest value to show of a whole run. A run's first losses are so much higher than all others that these would be squeezed together, and so
 /// may single losses be anywhere, of 10^7 say. The top of the first 3 % is left out, and what is far above 98 of 100 values.
 function cropped(plot, [first, last], [low, high]) {
-    const from = first + 0.03 * (last - first), values = [];
+    const from = first + 0.03 * (last - first);
+    let usual = -Infinity, most = -Infinity;
     for (const entry of visible(plot)) {
         if (entry.style === 'mean') continue;  // near a high loss the mean is high too
-        const x = xs(entry);
-        entry.curve.y.forEach((y, i) => { if (x[i] >= from) values.push(y); });
+        const x = xs(entry), values = entry.curve.y.filter((y, i) => x[i] >= from).sort((a, b) => a - b);
+        if (!values.length) continue;
+        // A thinned curve keeps every high loss, so the share of these is that of the whole run.
+        usual = Math.max(usual, entry.run.usual[entry.name] ?? values[Math.floor(0.98 * (values.length - 1))]);
+        most = Math.max(most, values[values.length - 1]);
     }
-    if (!values.length) return high;
-    values.sort((a, b) => a - b);
-    const usual = values[Math.floor(0.98 * (values.length - 1))], most = values[values.length - 1];
+    if (most < low) return high;
     const cap = most - low > 4 * (usual - low) && usual > low ? usual + 0.5 * (usual - low) : most;
     return cap > low && cap - low < 0.35 * (high - low) ? cap + 0.05 * (cap - low) : high;
 }
@@ -530,19 +532,22 @@ document.getElementById('drawn').textContent =
 // A page that `train_gpt report --live` serves loads itself again when the runs have gone on, unless somebody is reading a plot.
 if ('live' in document.body.dataset) {
     const kept = JSON.parse(sessionStorage.getItem('kept') ?? 'null'), kind = document.querySelector('.kind'), said = kind.textContent;
-    if (kept) {
+    const names = runs.map(run => run.name).join();
+    if (kept?.names === names) {
         if (kept.axis !== 'step') document.querySelector(`[data-axis=${kept.axis}]`).click();
-        view = kept.view;
+        if (kept.axis !== 'hours' || kept.unit === unitOfTime.name) view = kept.view;  // minutes become hours in a long run
         for (const r of kept.hidden) document.querySelectorAll('#runs button')[r]?.click();
     }
     setInterval(async () => {
         if (document.hidden) return;
         try {
-            const now = await (await fetch('data')).json(), more = now.stamp !== stamp;
+            const answer = await fetch('data');
+            if (!answer.ok) return void (kind.textContent = said + ': ' + await answer.text());
+            const now = await answer.json(), more = now.stamp !== stamp;
             const reading = document.querySelector('.chart:hover') !== null;
             kind.textContent = said + (more && reading ? ': new steps are there; move the pointer away to see them' : '');
             if (!more || reading) return;
-            sessionStorage.setItem('kept', JSON.stringify({axis, view, hidden: [...runs.keys()].filter(r => !runs[r].shown)}));
+            sessionStorage.setItem('kept', JSON.stringify({names, axis, view, unit: unitOfTime.name, hidden: [...runs.keys()].filter(r => !runs[r].shown)}));
             location.reload();
         } catch (error) {
             kind.textContent = said + ': nothing comes any more, since train_gpt report --live has ended';

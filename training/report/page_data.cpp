@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <span>
 
 #include "base/error.h"
@@ -136,7 +137,11 @@ std::string marks_json(const RecordedRun& run) {
 
 std::string run_json(const RecordedRun& run, int pixels, size_t runs) {
     constexpr size_t letters_per_pixel = 150;
-    std::string curves;
+    std::string curves, usual;
+    for (const auto& [name, values] : run.training().columns)
+        if (name == "loss" || name.starts_with("loss/"))
+            usual += concat(usual.empty() ? "" : ",", json_string(name), ":",
+                            json_number(usual_loss(run.training(), name)));
     for (const auto& [name, curve] : curves_of(run, pixels))
         curves +=
             concat(curves.empty() ? "" : ",", json_string(name),
@@ -148,7 +153,7 @@ std::string run_json(const RecordedRun& run, int pixels, size_t runs) {
         ",\"clip\":", json_number(clip.is_number() ? clip.get<double>() : 0),
         ",\"limit\":", json_number(limit_of(run.training())),
         ",\"vocabulary\":", json_number(words.is_number() ? words.get<double>() : 0),
-        ",\"curves\":{", curves,
+        ",\"curves\":{", curves, "},\"usual\":{", usual,
         "},\"shares\":", shares_of(run.training(), static_cast<size_t>(std::max(1, pixels / 4))),
         ",\"memory\":", memory_of(run), ",\"marks\":", marks_json(run), ",\"routers\":",
         routers_json(run.routers(), letters_per_pixel * static_cast<size_t>(pixels) / runs), "}");
@@ -177,6 +182,20 @@ std::vector<std::pair<std::string, Curve>> task_curves(const MetricsTable& evalu
 }
 
 }  // namespace
+
+double usual_loss(const MetricsTable& training, const std::string& column) {
+    if (training.rows() == 0) return std::numeric_limits<double>::quiet_NaN();
+    const std::vector<double> all = training.column(column);
+    const double first = training.step.front(),
+                 from = first + 0.03 * (training.step.back() - first);
+    std::vector<double> values;
+    for (size_t i = 0; i < all.size(); ++i)
+        if (training.step[i] >= from && std::isfinite(all[i])) values.push_back(all[i]);
+    if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
+    const auto usual = values.begin() + (std::ssize(values) - 1) * 98 / 100;
+    std::ranges::nth_element(values, usual);
+    return *usual;
+}
 
 std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int pixels) {
     std::vector<std::pair<std::string, Curve>> curves;

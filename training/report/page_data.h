@@ -20,6 +20,11 @@ namespace train_gpt {
 /// Curves without points are left out.
 std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int pixels);
 
+/// A loss that 98 of 100 steps of a run do not exceed, of those after the first 3 %, whatever the
+/// curve that is drawn keeps; of a column of the training metrics. Higher ones, such as single
+/// losses of 10^7, would flatten the others. NaN without losses.
+double usual_loss(const MetricsTable& training, const std::string& column);
+
 /// What a supervisor did after the run's first start, without ends of ranks that have not failed:
 /// lines of supervise.jsonl.
 std::vector<Json> supervisor_events(const RecordedRun& run);
@@ -39,6 +44,7 @@ std::vector<RunMark> marks_of(const RecordedRun& run);
 ///
 ///   "name", "clip", "vocabulary", "limit" (tokens per second at the measured rate of products)
 ///   "curves"    {NAME: {"x": [first, then differences], "y": […]}}
+///   "usual"     {NAME: usual_loss()} of losses
 ///   "shares"    {"x": [edges of intervals of steps], PHASE: [its share of time in each interval]}
 ///   "memory"    [[PURPOSE, bytes]]
 ///   "marks"     [[step, text]]

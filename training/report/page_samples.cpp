@@ -24,10 +24,11 @@ std::vector<const Json*> samples_of(const RecordedRun& run) {
 }
 
 std::string sample_html(const Json& sample) {
-    const std::string text = shortened(field_text(sample, "text"), 1200);
+    const std::string prompt = shortened(field_text(sample, "prompt"), 400),
+                      text = shortened(field_text(sample, "text"), 1200);
     return concat("<figure><figcaption>Step ", html(field_text(sample, "step")),
-                  "</figcaption><blockquote><b>", html(field_text(sample, "prompt")), "</b>",
-                  html(text), "</blockquote></figure>\n");
+                  "</figcaption><blockquote><b>", html(prompt), "</b>", html(text),
+                  "</blockquote></figure>\n");
 }
 
 }  // namespace

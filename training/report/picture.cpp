@@ -72,11 +72,9 @@ std::string axes(const Plot& plot) {
 }
 
 /// The highest value to show: single losses of 10^7, say, would flatten all others. Where the
-/// highest is 20 times as far above the lowest as 98 of 100 values are, it is left out.
-double highest_shown(std::vector<double> values) {
-    std::ranges::sort(values);
-    const double low = values.front(), high = values.back(),
-                 usual = values[(values.size() - 1) * 98 / 100];
+/// highest is 20 times as far above the lowest as 98 of 100 losses are, it is left out.
+double highest_shown(const Range& all, double usual) {
+    const double low = all.low, high = all.high;
     return usual > low && high - low > 20 * (usual - low) ? usual + 0.5 * (usual - low) : high;
 }
 
@@ -134,19 +132,19 @@ std::string legend(const std::vector<RecordedRun>& runs) {
 
 std::string loss_picture(const std::vector<RecordedRun>& runs, int pixels) {
     std::vector<LossCurves> curves;
-    std::vector<double> losses;
+    double usual = -INFINITY;
     Plot plot;
     for (const RecordedRun& run : runs) {
         curves.push_back(loss_curves(run, pixels));
         for (const Curve* curve : {&curves.back().loss, &curves.back().validation}) {
             for (const double x : curve->x) plot.x.include(x);
             for (const double y : curve->y) plot.y.include(y);
-            losses.insert(losses.end(), curve->y.begin(), curve->y.end());
         }
+        usual = std::fmax(usual, usual_loss(run.training(), "loss"));
     }
     if (plot.x.low > plot.x.high) plot.x = plot.y = {0, 1};  // no loss was finite
     const double highest = plot.y.high;
-    if (!losses.empty()) plot.y.high = highest_shown(losses);
+    plot.y.high = highest_shown(plot.y, usual);
     const bool cut = plot.y.high < highest;
     plot.x.low = std::min(plot.x.low, 0.0);
     plot.x.high = std::max(plot.x.high, plot.x.low + 1);

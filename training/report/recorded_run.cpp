@@ -46,6 +46,7 @@ bool is_shown(std::string_view field) {
                                           "data_wait_ms",
                                           "optimizer_ms",
                                           "val_loss",
+                                          "val_tokens",
                                           "val_bits_per_byte",
                                           "hellaswag",
                                           "hellaswag_normalised",
