@@ -85,9 +85,9 @@ struct Fp8Found {
 /// Says what the step's amax [n] show. history [H, n] is a ring of the steps' amax; found->steps
 /// counts them. Takes amax as the next one and sets scale [n] = largest / (the largest amax in the
 /// history), 0 while all steps had 0, unless AdamW changes nothing in this step (StepState). Where
-/// the last H steps had 0, the amax before them counts as this step's, so that a scale never becomes
-/// 0 again. The first e4m3_count operands are e4m3, the others e5m2. Without `scale` (current
-/// scaling), steps are counted and no more.
+/// the last H steps had 0, the amax before them counts as this step's, so that a scale never
+/// becomes 0 again. The first e4m3_count operands are e4m3, the others e5m2. Without `scale`
+/// (current scaling), steps are counted and no more.
 struct Fp8Update {
     float *history = nullptr, *scale = nullptr;
     const float* amax = nullptr;

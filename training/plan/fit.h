@@ -31,8 +31,9 @@ bool weighs_link(const RunShape& shape);
 /// Whether the speed of copies to the host decides: memory.offload is "auto", the device is a GPU,
 /// and without offloading the run does not fit or computes something again.
 bool weighs_host(const DeviceAndHost& available, const RunShape& shape, const Device& device);
-/// The speeds that decide: the host link's only where weighs_host(), the rate of products only where
-/// the host link's or the link's does. So a plan for another machine weighs what a run there would.
+/// The speeds that decide: the host link's only where weighs_host(), the rate of products only
+/// where the host link's or the link's does. So a plan for another machine weighs what a run there
+/// would.
 Speeds deciding_speeds(Speeds known, const DeviceAndHost& available, const RunShape& shape,
                        const Device& device);
 /// Fills in the speeds that decide by measuring: of products, and of copies to the host.
