@@ -1140,7 +1140,7 @@ TEST_CASE("a loss of 10^7 does not flatten the others in the picture", "[report]
 
 TEST_CASE("many losses of 10^7 in a long run do not flatten the others", "[report]") {
     const TemporaryDirectory directory;
-    const int64_t steps = random_int(20'000, 40'000), spikes = random_int(60, 200);
+    const int64_t steps = random_int(20'000, 40'000), spikes = random_int(60, 100);
     const MadeRun run(directory / "run", {.lines = 1});
     std::vector<double> losses;
     for (int64_t step = 1; step <= steps; ++step)
@@ -1158,8 +1158,26 @@ TEST_CASE("many losses of 10^7 in a long run do not flatten the others", "[repor
     std::ranges::sort(usual);
     CHECK(shown >= usual[usual.size() * 96 / 100]);
     CHECK(shown <= usual.back());
+    // The same where the rows were thinned several times and hold each interval's highest loss.
+    const RecordedRun thinned_run(run.path(), 1000);
+    CHECK(thinned_run.training().rows() < 2000);
+    const double of_thinned = usual_loss(thinned_run.training(), "loss");
+    CHECK(of_thinned >= usual[usual.size() * 80 / 100]);
+    CHECK(of_thinned <= usual.back());
     CHECK(contains(page_data(runs, 600), "\"usual\":{\"loss\":"));
     CHECK(contains(loss_picture(runs, 200), "; some are higher, up to 1e+07"));
+}
+
+TEST_CASE("a picture shows validation losses that are far above the training losses", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {.lines = 1});
+    std::vector<nlohmann::json> lines;
+    for (int step = 1; step <= 200; ++step) {
+        lines.push_back({{"step", step}, {"loss", uniform(0.9, 1)}});
+        if (step % 50 == 0) lines.push_back({{"step", step}, {"val_loss", uniform(3, 3.2)}});
+    }
+    write(run.metrics(), lines_of(lines));
+    CHECK_FALSE(contains(loss_picture(opened({run.path()})), "some are higher"));
 }
 
 TEST_CASE("a page has the loads of experts at steps of the whole run, and follows the run",

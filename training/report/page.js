@@ -198,7 +198,7 @@ function cropped(plot, [first, last], [low, high]) {
         if (entry.style === 'mean') continue;  // near a high loss the mean is high too
         const x = xs(entry), values = entry.curve.y.filter((y, i) => x[i] >= from).sort((a, b) => a - b);
         if (!values.length) continue;
-        // A thinned curve keeps every high loss, so the share of these is that of the whole run.
+        // The share of high losses is that of the run's steps, since a drawn curve keeps all high ones.
         usual = Math.max(usual, entry.run.usual[entry.name] ?? values[Math.floor(0.98 * (values.length - 1))]);
         most = Math.max(most, values[values.length - 1]);
     }

@@ -183,14 +183,14 @@ std::vector<std::pair<std::string, Curve>> task_curves(const MetricsTable& evalu
 
 }  // namespace
 
-double usual_loss(const MetricsTable& training, const std::string& column) {
-    if (training.rows() == 0) return std::numeric_limits<double>::quiet_NaN();
-    const std::vector<double> all = training.column(column);
-    const double first = training.step.front(),
-                 from = first + 0.03 * (training.step.back() - first);
+double usual_loss(const MetricsTable& table, const std::string& column) {
+    if (table.rows() == 0) return std::numeric_limits<double>::quiet_NaN();
+    const std::vector<double> all = table.column(column);
+    const double first = table.step.front(), from = first + 0.03 * (table.step.back() - first);
     std::vector<double> values;
     for (size_t i = 0; i < all.size(); ++i)
-        if (training.step[i] >= from && std::isfinite(all[i])) values.push_back(all[i]);
+        if (table.is_sample[i] && table.step[i] >= from && std::isfinite(all[i]))
+            values.push_back(all[i]);
     if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
     const auto usual = values.begin() + (std::ssize(values) - 1) * 98 / 100;
     std::ranges::nth_element(values, usual);

@@ -20,10 +20,10 @@ namespace train_gpt {
 /// Curves without points are left out.
 std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int pixels);
 
-/// A loss that 98 of 100 steps of a run do not exceed, of those after the first 3 %, whatever the
-/// curve that is drawn keeps; of a column of the training metrics. Higher ones, such as single
-/// losses of 10^7, would flatten the others. NaN without losses.
-double usual_loss(const MetricsTable& training, const std::string& column);
+/// A loss that 98 of 100 rows of a table do not exceed, of those after the first 3 % of the steps,
+/// whatever extremes the drawn curve or the table keeps. Higher ones, such as single losses of
+/// 10^7, would flatten the others. NaN without losses.
+double usual_loss(const MetricsTable& table, const std::string& column);
 
 /// What a supervisor did after the run's first start, without ends of ranks that have not failed:
 /// lines of supervise.jsonl.

@@ -141,6 +141,7 @@ std::string loss_picture(const std::vector<RecordedRun>& runs, int pixels) {
             for (const double y : curve->y) plot.y.include(y);
         }
         usual = std::fmax(usual, usual_loss(run.training(), "loss"));
+        usual = std::fmax(usual, usual_loss(run.evaluations(), "val_loss"));
     }
     if (plot.x.low > plot.x.high) plot.x = plot.y = {0, 1};  // no loss was finite
     const double highest = plot.y.high;

@@ -134,6 +134,7 @@ std::optional<size_t> MetricsTable::smallest_row(const std::string& name,
 void MetricsTable::add(double at, const Json& line) {
     while (!step.empty() && step.back() >= at) {
         step.pop_back();
+        is_sample.pop_back();
         for (auto& [name, values] : columns) values.pop_back();
     }
     for (const auto& [name, value] : line.items())
@@ -143,20 +144,25 @@ void MetricsTable::add(double at, const Json& line) {
             values.push_back(value.is_number() ? value.get<double>() : nan);
         }
     step.push_back(at);
+    is_sample.push_back(true);
     for (auto& [name, values] : columns) values.resize(rows(), nan);
 }
 
 void MetricsTable::thin(size_t most) {
     if (rows() <= most) return;
-    const size_t intervals = std::max<size_t>(1, most / (2 * columns.size() + 2));
+    const size_t intervals = std::max<size_t>(1, most / (2 * columns.size() + 4));
     const double scale = static_cast<double>(intervals) / (step.back() - step.front());
     const auto interval_of = [&](size_t row) {
         return std::min(intervals - 1, static_cast<size_t>((step[row] - step.front()) * scale));
     };
-    std::vector<bool> kept(rows());
+    std::vector<bool> kept(rows()), sampled(rows());
     for (size_t begin = 0, end; begin < rows(); begin = end) {
         for (end = begin; end < rows() && interval_of(end) == interval_of(begin);) ++end;
         kept[begin] = kept[end - 1] = true;
+        std::optional<size_t> first, last;
+        for (size_t row = begin; row < end; ++row)
+            if (is_sample[row]) first = first.value_or(row), last = row;
+        if (first) kept[*first] = kept[*last] = sampled[*first] = sampled[*last] = true;
         for (const auto& [name, values] : columns) {
             std::optional<size_t> low, high;
             for (size_t row = begin; row < end; ++row) {
@@ -167,13 +173,15 @@ void MetricsTable::thin(size_t most) {
             if (low) kept[*low] = kept[*high] = true;
         }
     }
-    const auto compact = [&](std::vector<double>& values) {
+    const auto compact = [&](auto& values) {
         size_t n = 0;
         for (size_t row = 0; row < kept.size(); ++row)
             if (kept[row]) values[n++] = values[row];
         values.resize(n);
         values.shrink_to_fit();
     };
+    is_sample = std::move(sampled);
+    compact(is_sample);
     compact(step);
     for (auto& [name, values] : columns) compact(values);
 }

@@ -21,6 +21,8 @@ namespace train_gpt {
 struct MetricsTable {
     std::vector<double> step;
     std::map<std::string, std::vector<double>> columns;
+    /// Rows that thin() keeps for their place and not for a value: a fair sample of the steps.
+    std::vector<bool> is_sample;
 
     size_t rows() const { return step.size(); }
     bool has(const std::string& name) const { return columns.contains(name); }
@@ -37,8 +39,8 @@ struct MetricsTable {
     /// Adds a line. Removes rows of the same or a later step, since these steps were run again.
     void add(double at, const Json& line);
     /// Leaves rows out until at most `most` are left. In each of many equal intervals of steps,
-    /// these rows stay: the first, the last, and the rows with the smallest and the largest value
-    /// of each column.
+    /// these rows stay: the first, the last, the first and the last of is_sample, and the rows with
+    /// the smallest and the largest value of each column.
     void thin(size_t most);
 };
 
