@@ -23,6 +23,7 @@ command -v python3 > /dev/null || skip "there is no python3"
 program=${TRAIN_GPT:-build/train_gpt}
 [ $# = 0 ] || exec python3 scripts/check_report.py "$program" "$browser" build/report "$@"
 . scripts/count-tests.sh
+rm -rf build/report/look  # its models would be resumed with another vocabulary
 counted python3 scripts/check_report.py "$program" "$browser" build/report
 counted python3 scripts/check_look.py "$program" "$browser" build/report/look
 finish
