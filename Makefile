@@ -532,10 +532,13 @@ LINTED := $(addprefix lint/,train_gpt.cu $(SOURCES) $(TEST_SOURCES) test/compare
 LINTED_CUDA := $(addprefix lint/,$(CUDA_SOURCES))
 LINTED_PTX := $(if $(and $(filter 1,$(HAVE_CUDA)),$(GPUSIM)),$(addprefix lint-registers/, \
     $(filter-out $(HOST_CUDA_SOURCES),$(CUDA_SOURCES))))
-.PHONY: $(LINTED) $(LINTED_CUDA) $(LINTED_PTX) lint-layers lint-scripts lint-registers lint-hopper
-lint: $(LINTED) $(LINTED_CUDA) lint-layers lint-scripts lint-registers lint-hopper
+.PHONY: $(LINTED) $(LINTED_CUDA) $(LINTED_PTX) lint-layers lint-scripts lint-faults \
+    lint-registers lint-hopper
+lint: $(LINTED) $(LINTED_CUDA) lint-layers lint-scripts lint-faults lint-registers lint-hopper
 lint-layers:
 	@scripts/check-layers.sh
+lint-faults:
+	@scripts/mutants.sh --check
 lint-scripts:
 	@if command -v shellcheck > /dev/null; then \
 	    shellcheck -x -S warning .ci/run $(wildcard scripts/*.sh scripts/*/*.sh); \

@@ -145,14 +145,18 @@ if [ "$mode" = check ]; then
         sed 's/" *"//g; s/TEST_CASE_METHOD([^,]*,/TEST_CASE(/g' |
         grep -o '\(TEST_CASE\|SECTION\)( *"[^"]*"' |
         sed 's/( *"/ /; s/"$//' > "$work/tests"
+    mapfile -t all_tests < <(sed -n 's/^TEST_CASE //p' "$work/tests")
     for i in "${chosen[@]}"; do
         pattern=$(pattern_of "$i")
         section=$(section_of "$i")
         is_there=
-        while read -r kind name; do
+        for name in "${all_tests[@]}"; do
             # shellcheck disable=SC2053  # the pattern is one
-            [ "$kind" != TEST_CASE ] || [[ $name != $pattern ]] || is_there=1
-        done < "$work/tests"
+            if [[ $name == $pattern ]]; then
+                is_there=1
+                break
+            fi
+        done
         if [ ! -e "${files[i]}" ]; then
             result "$i" failed "there is no ${files[i]}"
         elif ! put_fault "$i" "$work/file" 2> "$work/log"; then
