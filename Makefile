@@ -352,13 +352,14 @@ $(B)/test: | $(OF_TESTS)
 $(OF_TESTS): $(B)/observed/%.so: test/commands/%.cpp $(B)/flags
 	$(call visibly,link $@,$(COMPILE) -fPIC -shared $< -o $@)
 # The page of a report is written as HTML, CSS and JavaScript. Their texts are compiled into the
-# program.
+# program; the files of JavaScript are joined in this order.
 PAGE_FILES := $(O)/training/report/page_files.h
-$(PAGE_FILES): $(addprefix training/report/page.,html css js)
+$(PAGE_FILES): $(addprefix training/report/,page.html page.css page.js page_plot.js \
+    page_sections.js)
 	@mkdir -p $(@D)
 	@for kind in html css js; do \
 	    printf 'namespace train_gpt { constexpr const char* page_%s = R"page(' $$kind && \
-	    cat training/report/page.$$kind && printf ')page"; }\n' || exit; done > $@
+	    cat $$(printf '%s\n' $^ | grep "\.$$kind$$") && printf ')page"; }\n' || exit; done > $@
 LOOK_FILES := $(O)/training/look/look_files.h
 $(LOOK_FILES): $(addprefix training/look/look.,html css js)
 	@mkdir -p $(@D)

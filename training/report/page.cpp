@@ -13,7 +13,7 @@
 #include "training/report/page_samples.h"
 #include "training/report/page_summary.h"
 #include "training/report/picture.h"
-// Made from page.html, page.css and page.js (Makefile).
+// Made from page.html, page.css, page.js, page_plot.js and page_sections.js (Makefile).
 #include "training/report/page_files.h"
 
 namespace train_gpt {
