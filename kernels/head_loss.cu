@@ -222,11 +222,16 @@ struct PartialSum {
     }
 };
 
+/// One number of each warp for a maximum, and one for a sum.
+struct WarpNumbers {
+    float maxima[row_warps], sums[row_warps];
+};
+
 /// Adds up a row in one pass. pack_at(i) is pack i of the row; wait_for_group() is called before
-/// each group of packs, wait_for_all() before the packs after the last whole group. `maxima` and
-/// `sums`: shared memory for one number per warp.
+/// each group of packs, wait_for_all() before the packs after the last whole group. of_warps: in
+/// shared memory.
 template <class T, class Cap, class PackAt, class WaitForGroup, class WaitForAll>
-__device__ __forceinline__ RowSum<T> sum_of_row(int packs, Cap cap, float* maxima, float* sums,
+__device__ __forceinline__ RowSum<T> sum_of_row(int packs, Cap cap, WarpNumbers& of_warps,
                                                 PackAt&& pack_at, WaitForGroup&& wait_for_group,
                                                 WaitForAll&& wait_for_all) {
     PartialSum<T, Cap> part{cap};
@@ -245,9 +250,9 @@ __device__ __forceinline__ RowSum<T> sum_of_row(int packs, Cap cap, float* maxim
         const Pack<T> one[] = {pack_at(pack)};
         part.add(one);
     }
-    const float max = cap(block_max(part.largest.get(), maxima));
+    const float max = cap(block_max(part.largest.get(), of_warps.maxima));
     const Powers<T> powers(max);
-    return {max, block_sum(part.sum * part.powers.to(powers), sums), powers};
+    return {max, block_sum(part.sum * part.powers.to(powers), of_warps.sums), powers};
 }
 
 /// The factor of the softmax in dz, from the row's statistics.
@@ -307,27 +312,49 @@ __device__ __forceinline__ RowSum<T> sum_of_parts(const RowSum<T>& part, float* 
     return {max, sum, powers};
 }
 
+/// Rows of logits [rows, Vp] and their targets. The first `columns` elements of a row are the
+/// vocabulary, or its part from first_column on.
+template <class T>
+struct LogitRows {
+    T* logits;
+    int Vp, columns;
+    const int32_t* targets;
+    int64_t first_column;
+
+    LogitRows(const Tensor& of, const int32_t* of_rows, int64_t count, int64_t first = 0)
+        : logits(static_cast<T*>(of.data)),
+          Vp(static_cast<int>(of.cols())),
+          columns(static_cast<int>(count)),
+          targets(of_rows),
+          first_column(first) {}
+    __device__ __forceinline__ Row<T> row(int64_t index) const {
+        return Row<T>(logits + index * Vp, columns, Vp);
+    }
+};
+
 /// Losses of a chunk of rows and, if `backward`, dz in place of the logits [rows, Vp]. A block, or
 /// if in_cluster, a cluster of blocks takes one row, adds it up while it arrives in `shared_packs`,
 /// and reads it there once more. Each thread works on packs that it copied itself.
 template <class T, bool in_cluster, class Cap>
 __global__ void __launch_bounds__(row_threads, 2)
-    loss_in_shared_memory(T* logits, int Vp, int V, const int32_t* targets, float* losses,
-                          bool backward, float z_loss, const Cap cap) {
+    loss_in_shared_memory(const LogitRows<T> rows, float* losses, bool backward, float z_loss,
+                          const Cap cap) {
     extern __shared__ uint4 shared_packs[];
-    __shared__ float maxima[row_warps], sums[row_warps], part_sum[2];
+    __shared__ WarpNumbers of_warps;
+    __shared__ float part_sum[2];
     using Blocks = Cluster<in_cluster>;
     const int index = static_cast<int>(blockIdx.x) / Blocks::size();
-    const Row<T> whole(logits + int64_t{index} * Vp, V, Vp);
+    const Row<T> whole = rows.row(index);
     const int part = ceil_div(whole.packs, Blocks::size()) * Row<T>::size,
               first = Blocks::rank() * part;
     const Row<T> row = Blocks::is_alone ? whole : whole.part(first, part);
-    if (targets[index] == ignored_target) {
+    if (rows.targets[index] == ignored_target) {
         if (threadIdx.x == 0 && first == 0) losses[index] = 0;
         if (backward) row.clear();
         return;
     }
-    const int target = targets[index] - first;  // outside of [0, row.columns) in the other blocks
+    const int target =
+        rows.targets[index] - first;  // outside of [0, row.columns) in the other blocks
     T* const z = reinterpret_cast<T*>(shared_packs);
     int pack = static_cast<int>(threadIdx.x);
 #pragma unroll 1
@@ -350,12 +377,13 @@ __global__ void __launch_bounds__(row_threads, 2)
         __pipeline_wait_prior(max_groups);
     };
     const RowSum<T> total =
-        sum_of_parts<T, Blocks>(sum_of_row<T>(row.packs, cap, maxima, sums, pack_at, wait_for_group,
+        sum_of_parts<T, Blocks>(sum_of_row<T>(row.packs, cap, of_warps, pack_at, wait_for_group,
                                               [] { __pipeline_wait_prior(0); }),
                                 part_sum);
     Blocks::arrive();
     const bool has_target = target >= 0 && target < row.columns;
-    const bool is_wrong = first == 0 && (target < 0 || target >= V);  // its loss is infinite
+    const bool is_wrong =
+        first == 0 && (target < 0 || target >= rows.columns);  // its loss is infinite
     const float target_logit = has_target ? cap(to_float(z[target])) : -infinity;
     if (threadIdx.x == 0 && (has_target || is_wrong))
         losses[index] = logf(total.of_exponentials()) + (total.max - target_logit);
@@ -372,17 +400,16 @@ __global__ void __launch_bounds__(row_threads, 2)
 /// [rows, Vp], and the losses computed from them if `losses` is not null. Reads each row once.
 template <class T, class Cap>
 __global__ void __launch_bounds__(row_threads)
-    row_statistics(float* stats, float* losses, T* logits, int Vp, int columns,
-                   const int32_t* targets, int64_t first_column, const Cap cap) {
-    __shared__ float maxima[row_warps], sums[row_warps];
-    const Row<T> row(logits + int64_t{blockIdx.x} * Vp, columns, Vp);
+    row_statistics(float* stats, float* losses, const LogitRows<T> rows, const Cap cap) {
+    __shared__ WarpNumbers of_warps;
+    const Row<T> row = rows.row(blockIdx.x);
     const auto pack_at = [&](int i) { return row.load(i); };
     const auto no_wait = [] {};
-    const RowSum<T> total = sum_of_row<T>(row.packs, cap, maxima, sums, pack_at, no_wait, no_wait);
+    const RowSum<T> total = sum_of_row<T>(row.packs, cap, of_warps, pack_at, no_wait, no_wait);
     if (threadIdx.x != 0) return;
-    const int32_t target = targets[blockIdx.x];
-    const int64_t column = target - first_column;
-    const bool here = target != ignored_target && column >= 0 && column < columns;
+    const int32_t target = rows.targets[blockIdx.x];
+    const int64_t column = target - rows.first_column;
+    const bool here = target != ignored_target && column >= 0 && column < rows.columns;
     const float target_logit = here ? cap(to_float(row.data[column])) : -infinity;
     float* const out = stats + 3 * int64_t{blockIdx.x};
     out[0] = total.max;
@@ -424,10 +451,9 @@ __global__ void __launch_bounds__(256)
 /// dz in place of logits [rows, Vp], from row statistics over the whole vocabulary.
 template <class T, class Cap>
 __global__ void __launch_bounds__(row_threads)
-    row_gradient(T* logits, const float* stats, int Vp, int columns, const int32_t* targets,
-                 int64_t first_column, float z_loss, const Cap cap) {
-    const Row<T> row(logits + int64_t{blockIdx.x} * Vp, columns, Vp);
-    const int32_t target = targets[blockIdx.x];
+    row_gradient(const LogitRows<T> rows, const float* stats, float z_loss, const Cap cap) {
+    const Row<T> row = rows.row(blockIdx.x);
+    const int32_t target = rows.targets[blockIdx.x];
     if (target == ignored_target) {
         row.clear();
         return;
@@ -437,7 +463,7 @@ __global__ void __launch_bounds__(row_threads)
     write_gradient(row,
                    RowGradient<T>{powers, of_row[1] * powers.at(of_row[0]),
                                   softmax_factor(of_row[0], of_row[1], z_loss),
-                                  target - first_column, of_row[2]},
+                                  target - rows.first_column, of_row[2]},
                    cap, [&](int i) { return row.load(i); });
 }
 
@@ -509,9 +535,8 @@ void launch_statistics(Stream& stream, const SoftmaxStats& args, float* losses) 
     const Tensor& logits = args.logits;
     with_element_and_cap(logits.dtype, args.softcap, [&](auto type, auto cap) {
         row_statistics<<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
-            args.stats.as<float>(), losses, static_cast<decltype(type)*>(logits.data),
-            static_cast<int>(logits.cols()), static_cast<int>(args.columns), args.targets,
-            args.first_column, cap);
+            args.stats.as<float>(), losses,
+            LogitRows<decltype(type)>(logits, args.targets, args.columns, args.first_column), cap);
         CUDA_CHECK_LAUNCH();
     });
 }
@@ -573,8 +598,7 @@ void chunk_loss(Stream& stream, const HeadLoss& args, int64_t first, Tensor logi
             using T = decltype(type);
             return launch_in_shared_memory<T, decltype(cap)>(
                 stream, blocks_for(logits), shared_row_bytes(args.V, logits.dtype),
-                static_cast<T*>(logits.data), static_cast<int>(logits.cols()),
-                static_cast<int>(args.V), targets, losses, backward, args.z_loss, cap);
+                LogitRows<T>(logits, targets, args.V), losses, backward, args.z_loss, cap);
         });
     if (launched) return;
     const Tensor stats{
@@ -675,9 +699,8 @@ void softmax_backward(Stream& stream, const SoftmaxBackward& args) {
     const Tensor& logits = args.logits;
     with_element_and_cap(logits.dtype, args.softcap, [&](auto type, auto cap) {
         row_gradient<<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
-            static_cast<decltype(type)*>(logits.data), args.stats.as<float>(),
-            static_cast<int>(logits.cols()), static_cast<int>(args.columns), args.targets,
-            args.first_column, args.z_loss, cap);
+            LogitRows<decltype(type)>(logits, args.targets, args.columns, args.first_column),
+            args.stats.as<float>(), args.z_loss, cap);
         CUDA_CHECK_LAUNCH();
     });
 }

@@ -91,22 +91,29 @@ __global__ void __launch_bounds__(most_threads)
     }
 }
 
-/// dgate_up may be gate_up, and out may be dout; out and row_count may be null.
+/// The arrays of SwigluBackward. dgate_up may be gate_up, and out may be dout; out and row_count
+/// may be null.
+template <class T>
+struct BackwardArrays {
+    T *dgate_up, *out;
+    const T *dout, *gate_up;
+    const int32_t* row_count;
+};
+
 template <class T, int width, class Form>
 __global__ void __launch_bounds__(most_threads)
-    backward_kernel(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t M,
-                    const int32_t* row_count, int64_t F, Form form) {
-    if (row_count) M = *row_count;
+    backward_kernel(BackwardArrays<T> a, int64_t M, int64_t F, Form form) {
+    if (a.row_count) M = *a.row_count;
     const int64_t column = own_column<width>(), first_row = int64_t{blockIdx.x} * backward_rows;
     if (column >= F) return;
     Vector<T, width> gates[backward_rows], ups[backward_rows], douts[backward_rows];
 #pragma unroll
     for (int r = 0; r < backward_rows; ++r) {
         if (first_row + r >= M) break;
-        const T* from = gate_up + (first_row + r) * 2 * F + column;
+        const T* from = a.gate_up + (first_row + r) * 2 * F + column;
         gates[r] = Vector<T, width>::load(from);
         ups[r] = Vector<T, width>::load(from + F);
-        douts[r] = Vector<T, width>::load(dout + (first_row + r) * F + column);
+        douts[r] = Vector<T, width>::load(a.dout + (first_row + r) * F + column);
     }
 #pragma unroll
     for (int r = 0; r < backward_rows; ++r) {
@@ -122,10 +129,10 @@ __global__ void __launch_bounds__(most_threads)
             gradient[i] = of.passes ? gradient[i] * of.value : 0.0f;
             product[i] = of.value * of.up;
         }
-        T* const to = dgate_up + (first_row + r) * 2 * F + column;
+        T* const to = a.dgate_up + (first_row + r) * 2 * F + column;
         vector_of<T>(gate).store(to);
         vector_of<T>(gradient).store(to + F);
-        if (out) vector_of<T>(product).store(out + (first_row + r) * F + column);
+        if (a.out) vector_of<T>(product).store(a.out + (first_row + r) * F + column);
     }
 }
 
@@ -202,10 +209,11 @@ void backward(Stream& stream, const SwigluBackward& args, const Form& form) {
     with_grid<T>(
         M, F, backward_rows,
         [&](auto width, dim3 grid, unsigned threads) {
-            backward_kernel<T, width><<<grid, threads, 0, stream_of(stream)>>>(
+            const BackwardArrays<T> arrays{
                 static_cast<T*>(args.dgate_up.data), static_cast<T*>(args.out.data),
-                static_cast<const T*>(args.dout.data), static_cast<const T*>(args.gate_up.data), M,
-                static_cast<const int32_t*>(args.row_count.data), F, form);
+                static_cast<const T*>(args.dout.data), static_cast<const T*>(args.gate_up.data),
+                static_cast<const int32_t*>(args.row_count.data)};
+            backward_kernel<T, width><<<grid, threads, 0, stream_of(stream)>>>(arrays, M, F, form);
             CUDA_CHECK_LAUNCH();
         },
         args.dgate_up, args.out, args.dout, args.gate_up);

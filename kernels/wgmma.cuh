@@ -81,22 +81,22 @@ __device__ __forceinline__ void take_registers() {
 
 // ------------------------------------------------------------------------------------------ copies
 
-/// Starts copying a box whose first element has these coordinates; what lies outside the tensor is
+/// Starts copying a box that begins at `first`; what lies outside the tensor is
 /// filled with zeros. All bytes of the box are counted on the barrier.
 __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap& map, uint32_t barrier,
-                                         int x, int y, int z, int w) {
+                                         int4 first) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+        "l"(&map), "r"(barrier), "r"(first.x), "r"(first.y), "r"(first.z), "r"(first.w)
         : "memory");
 }
 __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap& map, uint32_t barrier,
-                                         int x, int y, int z) {
+                                         int3 first) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        "l"(&map), "r"(barrier), "r"(first.x), "r"(first.y), "r"(first.z)
         : "memory");
 }
 /// Starts copying bytes; addresses and size are multiples of 16.

@@ -45,15 +45,22 @@ __device__ __forceinline__ const Element* row_of(const HeadsView& view, int b, i
     return static_cast<const Element*>(view.data) + b * view.batch + h * view.head + t * view.token;
 }
 
-/// Copies rows t, t + 1, … of a head to shared memory as floats, with zeros from row `end` and from
-/// element D on.
+/// Rows `first` to `end` − 1 of a head.
+struct HeadRows {
+    const HeadsView& view;
+    int b, h, first, end;
+};
+
+/// Copies `rows` rows of a head, from row `from.first` on, to shared memory as floats, with zeros
+/// from row `from.end` and from element D on.
 template <class Element>
-__device__ void stage_rows(float* to, const HeadsView& view, int b, int h, int t, int rows, int end,
-                           int D) {
+__device__ void stage_rows(float* to, const HeadRows& from, int rows, int D) {
     for (int i = static_cast<int>(threadIdx.x); i < rows * padded(D);
          i += static_cast<int>(blockDim.x)) {
-        const int row = t + i / padded(D), d = i % padded(D);
-        to[i] = row < end && d < D ? to_float(row_of<Element>(view, b, h, row)[d]) : 0;
+        const int row = from.first + i / padded(D), d = i % padded(D);
+        to[i] = row < from.end && d < D
+                    ? to_float(row_of<Element>(from.view, from.b, from.h, row)[d])
+                    : 0;
     }
 }
 
@@ -90,7 +97,8 @@ __device__ __forceinline__ void multiply(float (&products)[rows], const float* s
 template <int rows, class Element>
 __device__ __forceinline__ void add_rows(float (&sums)[rows][lane_elements],
                                          const Weights<rows>* weights, const Element* others,
-                                         int64_t stride, int count, int D, int lane) {
+                                         int64_t stride, int count, int D) {
+    const int lane = static_cast<int>(threadIdx.x % warp_size);
 #pragma unroll 4
     for (int j = 0; j < count; ++j) {
         const Weights<rows> w = weights[j];
@@ -116,17 +124,18 @@ __device__ __forceinline__ void put_sums(float* to, const float (&sums)[rows][la
             if (const int d = i * warp_size + lane; d < D) to[r * D + d] = sums[r][i];
 }
 
-/// Adds up the warps' sums and writes factor·sum to rows t, t + 1, … before `end` or, with `add`,
-/// adds it to them.
+/// Adds up the warps' sums and writes factor·sum to the rows or, with `add`, adds it to them.
 template <int rows, int warps, class Element>
-__device__ void merge_and_store(const HeadsView& view, int b, int h, int t, int end,
-                                const float* warp_sums, float factor, int D, bool add = false) {
-    for (int i = static_cast<int>(threadIdx.x); i < rows * D && t + i / D < end;
+__device__ void merge_and_store(const HeadRows& to_rows, const float* warp_sums, float factor,
+                                int D, bool add = false) {
+    const HeadsView& view = to_rows.view;
+    for (int i = static_cast<int>(threadIdx.x); i < rows * D && to_rows.first + i / D < to_rows.end;
          i += static_cast<int>(blockDim.x)) {
         float sum = 0;
         for (int warp = 0; warp < warps; ++warp) sum += warp_sums[warp * rows * D + i];
-        Element& to = static_cast<Element*>(
-            view.data)[b * view.batch + h * view.head + (t + i / D) * view.token + i % D];
+        Element& to =
+            static_cast<Element*>(view.data)[to_rows.b * view.batch + to_rows.h * view.head +
+                                             (to_rows.first + i / D) * view.token + i % D];
         to = from_float<Element>(add ? to_float(to) + factor * sum : factor * sum);
     }
 }

@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(QueriesTiling::threads, 2)
     auto* const warp_sums = reinterpret_cast<float*>(all_weights + Tiling::warps * warp_size);
     float *const lse = warp_sums + Tiling::warps * rows * D, *const delta = lse + rows;
 
-    stage_rows<Element>(queries, args.q, b, h, place.first_row, rows, shape.T, D);
-    stage_rows<Element>(douts, args.dout, b, h, place.first_row, rows, shape.T, D);
+    stage_rows<Element>(queries, {args.q, b, h, place.first_row, shape.T}, rows, D);
+    stage_rows<Element>(douts, {args.dout, b, h, place.first_row, shape.T}, rows, D);
     __syncthreads();
     for (int r = warp; r < rows; r += Tiling::warps) {
         const int t = min(place.first_row + r, end_row - 1);
@@ -80,12 +80,12 @@ __global__ void __launch_bounds__(QueriesTiling::threads, 2)
         weights[lane] = mine;
         __syncwarp();
         add_rows(sums, weights, row_of<Element>(args.k, b, h_kv, key0), args.k.token,
-                 min(warp_size, last_key + 1 - key0), D, lane);
+                 min(warp_size, last_key + 1 - key0), D);
         __syncwarp();
     }
     put_sums(warp_sums + warp * rows * D, sums, D, lane);
     __syncthreads();
-    merge_and_store<rows, Tiling::warps, Element>(args.dq, b, h, place.first_row, end_row,
+    merge_and_store<rows, Tiling::warps, Element>({args.dq, b, h, place.first_row, end_row},
                                                   warp_sums, shape.scale, D);
 }
 
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(KeysTiling::threads, 2)
     auto *const dk_sums = reinterpret_cast<float*>(all_weights + 2 * Tiling::warps * warp_size),
                 *const dv_sums = dk_sums + Tiling::warps * rows * D;
 
-    stage_rows<Element>(keys, args.k, b, h_kv, place.first_row, rows, shape.S, D);
-    stage_rows<Element>(values, args.v, b, h_kv, place.first_row, rows, shape.S, D);
+    stage_rows<Element>(keys, {args.k, b, h_kv, place.first_row, shape.S}, rows, D);
+    stage_rows<Element>(values, {args.v, b, h_kv, place.first_row, shape.S}, rows, D);
     __syncthreads();
 
     // The queries that see one of the keys
@@ -153,10 +153,9 @@ __global__ void __launch_bounds__(KeysTiling::threads, 2)
             v_weights[lane] = v_mine;
             __syncwarp();
             const int count = min(warp_size, T - query0);
-            add_rows(dk, k_weights, row_of<Element>(args.q, b, h, query0), args.q.token, count, D,
-                     lane);
+            add_rows(dk, k_weights, row_of<Element>(args.q, b, h, query0), args.q.token, count, D);
             add_rows(dv, v_weights, row_of<Element>(args.dout, b, h, query0), args.dout.token,
-                     count, D, lane);
+                     count, D);
             __syncwarp();
         }
     }
@@ -164,10 +163,10 @@ __global__ void __launch_bounds__(KeysTiling::threads, 2)
     put_sums(dv_sums + warp * rows * D, dv, D, lane);
     __syncthreads();
     const auto store = [&](auto of, bool add) {
-        merge_and_store<rows, Tiling::warps, decltype(of)>(args.dk, b, h_kv, place.first_row,
-                                                           end_row, dk_sums, shape.scale, D, add);
-        merge_and_store<rows, Tiling::warps, decltype(of)>(args.dv, b, h_kv, place.first_row,
-                                                           end_row, dv_sums, 1, D, add);
+        merge_and_store<rows, Tiling::warps, decltype(of)>(
+            {args.dk, b, h_kv, place.first_row, end_row}, dk_sums, shape.scale, D, add);
+        merge_and_store<rows, Tiling::warps, decltype(of)>(
+            {args.dv, b, h_kv, place.first_row, end_row}, dv_sums, 1, D, add);
     };
     if (args.key_gradients == KeyGradients::write)
         store(Element{}, false);

@@ -17,29 +17,34 @@ size_t forward_shared_bytes(int D) {
                   Tiling::warps * (warp_size * Tiling::rows + Tiling::rows * D + 2 * Tiling::rows));
 }
 
-/// Gives the sums of all warps the same row maxima, divides them by the row sums, which include the
-/// head's sink, and writes lse of rows `first_row` to `end_row` − 1 of a head, unless it is null.
-/// In shared memory: sums of values [warps, rows, D], row maxima and row sums [warps, rows]; the
-/// row sums are overwritten.
+/// What the warps of a block have added up, in shared memory.
+struct WarpSums {
+    float* values;        // [warps, rows, D]: weighted sums of values
+    const float* maxima;  // [warps, rows]: of scores
+    float* totals;        // [warps, rows]: of weights
+};
+
+/// Gives the sums of all warps the same row maxima, divides them by the rows' totals, which include
+/// the head's sink, and writes lse of the first lse_rows rows, unless it is null. Overwrites
+/// totals.
 template <class Tiling>
-__device__ __forceinline__ void scale_warp_sums(float* sums, const float* maxima, float* row_sums,
-                                                int D, float sink, float* lse, int first_row,
-                                                int end_row) {
+__device__ __forceinline__ void scale_warp_sums(const WarpSums& of, int D, float sink, float* lse,
+                                                int lse_rows) {
     constexpr int rows = Tiling::rows, warps = Tiling::warps;
     if (const int r = static_cast<int>(threadIdx.x); r < rows) {
-        float largest = maxima[r], total = 0;
-        for (int w = 1; w < warps; ++w) largest = fmaxf(largest, maxima[w * rows + r]);
+        float largest = of.maxima[r], total = 0;
+        for (int w = 1; w < warps; ++w) largest = fmaxf(largest, of.maxima[w * rows + r]);
         largest = fmaxf(largest, sink);
         for (int w = 0; w < warps; ++w)
-            total += row_sums[w * rows + r] * expf(maxima[w * rows + r] - largest);
+            total += of.totals[w * rows + r] * expf(of.maxima[w * rows + r] - largest);
         total += expf(sink - largest);
         for (int w = 0; w < warps; ++w)
-            row_sums[w * rows + r] = expf(maxima[w * rows + r] - largest) / total;
-        if (lse && first_row + r < end_row) lse[first_row + r] = largest + logf(total);
+            of.totals[w * rows + r] = expf(of.maxima[w * rows + r] - largest) / total;
+        if (lse && r < lse_rows) lse[r] = largest + logf(total);
     }
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < rows * D; i += static_cast<int>(blockDim.x))
-        for (int w = 0; w < warps; ++w) sums[w * rows * D + i] *= row_sums[w * rows + i / D];
+        for (int w = 0; w < warps; ++w) of.values[w * rows * D + i] *= of.totals[w * rows + i / D];
     __syncthreads();
 }
 
@@ -66,7 +71,7 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::warps <= 4 ? 2 : 1)
                                                                       warp_max +
                                                                       Tiling::warps * rows;
 
-    stage_rows<Element>(queries, args.q, b, h, place.first_row, rows, shape.T, D);
+    stage_rows<Element>(queries, {args.q, b, h, place.first_row, shape.T}, rows, D);
     __syncthreads();
 
     const int last_key = end_row - 1 + shape.S - shape.T;
@@ -101,7 +106,7 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::warps <= 4 ? 2 : 1)
         weights[lane] = mine;
         __syncwarp();
         add_rows(sums, weights, row_of<Element>(args.v, b, h_kv, key0), args.v.token,
-                 min(warp_size, last_key + 1 - key0), D, lane);
+                 min(warp_size, last_key + 1 - key0), D);
         __syncwarp();
     }
     put_sums(warp_sums + warp * rows * D, sums, D, lane);
@@ -115,10 +120,11 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::warps <= 4 ? 2 : 1)
     }
     __syncthreads();
 
-    scale_warp_sums<Tiling>(warp_sums, warp_max, warp_total, D, sink_of(args.sinks, h),
-                            args.lse ? args.lse + (int64_t{b} * shape.H + h) * shape.T : nullptr,
-                            place.first_row, end_row);
-    merge_and_store<rows, Tiling::warps, Element>(args.out, b, h, place.first_row, end_row,
+    const int64_t head = int64_t{b} * shape.H + h;
+    scale_warp_sums<Tiling>({warp_sums, warp_max, warp_total}, D, sink_of(args.sinks, h),
+                            args.lse ? args.lse + head * shape.T + place.first_row : nullptr,
+                            end_row - place.first_row);
+    merge_and_store<rows, Tiling::warps, Element>({args.out, b, h, place.first_row, end_row},
                                                   warp_sums, 1, D);
 }
 

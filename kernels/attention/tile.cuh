@@ -150,15 +150,20 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const Element* from, in
     }
 }
 
+/// The rows of a head: row 0, and the elements from one row to the next.
+struct RowsFrom {
+    const Element* data;
+    int64_t stride;
+};
+
 /// A stage is a tile of `first` and behind it one of `second`: keys and values, or queries and
 /// dout.
 template <int head, int rows>
-__device__ __forceinline__ void load_stage(uint32_t stage, const Element* first,
-                                           int64_t first_stride, const Element* second,
-                                           int64_t second_stride, int row, int end, int D) {
-    load_tile<head, rows>(stage, first, first_stride, row, end, D);
-    load_tile<head, rows>(stage + SwizzledTile<head>::bytes(rows), second, second_stride, row, end,
-                          D);
+__device__ __forceinline__ void load_stage(uint32_t stage, const RowsFrom& first,
+                                           const RowsFrom& second, int row, int end, int D) {
+    load_tile<head, rows>(stage, first.data, first.stride, row, end, D);
+    load_tile<head, rows>(stage + SwizzledTile<head>::bytes(rows), second.data, second.stride, row,
+                          end, D);
 }
 
 // ---------------------------------------------------------------------------------------- products
@@ -324,10 +329,19 @@ __device__ __forceinline__ void to_weights(uint32_t (&weights)[row_tiles][4],
     for (int m = 0; m < row_tiles; ++m) to_weights(weights[m], columns[m][0], columns[m][1]);
 }
 
-/// Writes factor[row]·sums to the first `rows` rows. Neighbouring lanes exchange values, so that
-/// each lane has four adjacent ones and a row's 16 columns fill a 32-byte sector.
+/// Rows to write: row 0 of a head or of a matrix, the elements from one row to the next, and how
+/// many rows and columns there are.
+template <class T>
+struct RowsTo {
+    T* data;
+    int64_t stride;
+    int rows, columns;
+};
+
+/// Writes factor[row]·sums to the rows. Neighbouring lanes exchange values, so that each lane has
+/// four adjacent ones and a row's 16 columns fill a 32-byte sector.
 template <int head, int row_tiles>
-__device__ __forceinline__ void store_rows(Element* to, int64_t stride, int rows, int D, int lane,
+__device__ __forceinline__ void store_rows(const RowsTo<Element>& to, int lane,
                                            const float (&sums)[row_tiles][head / 8][4],
                                            const float (&factor)[row_tiles][2]) {
     const bool odd = lane % 2;
@@ -344,8 +358,8 @@ __device__ __forceinline__ void store_rows(Element* to, int64_t stride, int rows
                 const uint32_t mine = packed(left[2 * half] * f, left[2 * half + 1] * f),
                                other = packed(right[2 * half] * f, right[2 * half + 1] * f);
                 const uint32_t received = __shfl_xor_sync(all_lanes, odd ? mine : other, 1);
-                if (row < rows && d * 16 + column < D)
-                    *reinterpret_cast<uint2*>(to + row * stride + d * 16 + column) =
+                if (row < to.rows && d * 16 + column < to.columns)
+                    *reinterpret_cast<uint2*>(to.data + row * to.stride + d * 16 + column) =
                         odd ? uint2{received, other} : uint2{mine, received};
             }
         }
@@ -354,18 +368,18 @@ __device__ __forceinline__ void store_rows(Element* to, int64_t stride, int rows
 
 /// The same with one factor for all rows.
 template <int head, int row_tiles>
-__device__ __forceinline__ void store_rows(Element* to, int64_t stride, int rows, int D, int lane,
+__device__ __forceinline__ void store_rows(const RowsTo<Element>& to, int lane,
                                            const float (&sums)[row_tiles][head / 8][4],
                                            float factor) {
     float factors[row_tiles][2];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) factors[m][0] = factors[m][1] = factor;
-    store_rows<head>(to, stride, rows, D, lane, sums, factors);
+    store_rows<head>(to, lane, sums, factors);
 }
 
 /// The same in fp32, or added to what the rows hold. Four lanes fill a 32-byte sector.
 template <int head, int row_tiles>
-__device__ __forceinline__ void store_rows(float* to, int64_t stride, int rows, int D, int lane,
+__device__ __forceinline__ void store_rows(const RowsTo<float>& to, int lane,
                                            const float (&sums)[row_tiles][head / 8][4],
                                            float factor, bool add) {
 #pragma unroll
@@ -375,9 +389,9 @@ __device__ __forceinline__ void store_rows(float* to, int64_t stride, int rows, 
             const int row = m * 16 + half * 8 + lane / 4;
 #pragma unroll
             for (int n = 0; n < head / 8; ++n) {
-                if (row >= rows || n * 8 >= D) continue;
+                if (row >= to.rows || n * 8 >= to.columns) continue;
                 auto* const two =
-                    reinterpret_cast<float2*>(to + row * stride + n * 8 + lane % 4 * 2);
+                    reinterpret_cast<float2*>(to.data + row * to.stride + n * 8 + lane % 4 * 2);
                 const float2 before = add ? *two : float2{0, 0};
                 *two = {before.x + sums[m][n][2 * half] * factor,
                         before.y + sums[m][n][2 * half + 1] * factor};
@@ -466,25 +480,31 @@ __device__ __forceinline__ T* head_of(const HeadsView& view, int b, int h) {
     return static_cast<T*>(view.data) + b * view.batch + h * view.head;
 }
 
-/// Writes the sums of a warp's keys, which begin with `row`, as args.key_gradients says.
+/// Keys `first` to `end` − 1 of a key head.
+struct KeyRows {
+    int b, h_kv, first, end;
+};
+
+/// Writes the sums of a warp's keys as args.key_gradients says.
 template <int head, int row_tiles>
-__device__ __forceinline__ void store_key_gradients(const AttentionBackward& args, int b, int h_kv,
-                                                    int row, int end_row, int lane,
+__device__ __forceinline__ void store_key_gradients(const AttentionBackward& args,
+                                                    const KeyRows& keys, int lane,
                                                     const float (&dk)[row_tiles][head / 8][4],
                                                     const float (&dv)[row_tiles][head / 8][4]) {
-    const int rows = end_row - row, D = args.shape.D;
+    const int b = keys.b, h_kv = keys.h_kv, row = keys.first, rows = keys.end - row,
+              D = args.shape.D;
     const HeadsView &to_k = args.dk, &to_v = args.dv;
     if (args.key_gradients == KeyGradients::write) {
-        store_rows<head>(head_of(to_v, b, h_kv) + row * to_v.token, to_v.token, rows, D, lane, dv,
+        store_rows<head>({head_of(to_v, b, h_kv) + row * to_v.token, to_v.token, rows, D}, lane, dv,
                          1);
-        store_rows<head>(head_of(to_k, b, h_kv) + row * to_k.token, to_k.token, rows, D, lane, dk,
+        store_rows<head>({head_of(to_k, b, h_kv) + row * to_k.token, to_k.token, rows, D}, lane, dk,
                          args.shape.scale);
         return;
     }
     const bool add = args.key_gradients == KeyGradients::add_fp32;
-    store_rows<head>(head_of<float>(to_v, b, h_kv) + row * to_v.token, to_v.token, rows, D, lane,
+    store_rows<head>({head_of<float>(to_v, b, h_kv) + row * to_v.token, to_v.token, rows, D}, lane,
                      dv, 1, add);
-    store_rows<head>(head_of<float>(to_k, b, h_kv) + row * to_k.token, to_k.token, rows, D, lane,
+    store_rows<head>({head_of<float>(to_k, b, h_kv) + row * to_k.token, to_k.token, rows, D}, lane,
                      dk, args.shape.scale, add);
 }
 

@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
                   *v = head_of(args.v, block.b, block.h_kv);
     const auto load = [&](int tile) {
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
-        load_stage<head, tiling.block_n>(stage, k, args.k.token, v, args.v.token,
+        load_stage<head, tiling.block_n>(stage, {k, args.k.token}, {v, args.v.token},
                                          tile * tiling.block_n, shape.S, shape.D);
     };
     load_tile<head, tiling.block_m()>(queries, head_of(args.q, block.b, block.h), args.q.token,
@@ -195,8 +195,9 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
             add_product<head>(dq, weights, key_rows + down);
         }
     }
-    store_rows<head>(head_of(args.dq, block.b, block.h) + warp_row * args.dq.token, args.dq.token,
-                     block.end_row - warp_row, shape.D, lane, dq, shape.scale);
+    store_rows<head>({head_of(args.dq, block.b, block.h) + warp_row * args.dq.token, args.dq.token,
+                      block.end_row - warp_row, shape.D},
+                     lane, dq, shape.scale);
 }
 
 /// What a block for a tile of keys of one key head works on, and the next tile of queries that it
@@ -343,8 +344,8 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
     const int warp_row = block.first_row + warp * tiling.warp_m;
     const auto load_next = [&](uint32_t to) {
         const int h = block.next_head, query = block.next_query;
-        load_stage<head, tiling.block_n>(to, head_of(args.q, block.b, h), args.q.token,
-                                         head_of(args.dout, block.b, h), args.dout.token, query,
+        load_stage<head, tiling.block_n>(to, {head_of(args.q, block.b, h), args.q.token},
+                                         {head_of(args.dout, block.b, h), args.dout.token}, query,
                                          shape.T, shape.D);
         if (const int i = thread_index(); i < stats_chunks)
             copy_async(
@@ -396,7 +397,7 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
             add_product<head>(dk, weights, query_rows + down);
         }
     }
-    store_key_gradients<head>(args, block.b, block.h_kv, warp_row, block.end_row, lane, dk, dv);
+    store_key_gradients<head>(args, {block.b, block.h_kv, warp_row, block.end_row}, lane, dk, dv);
 }
 
 }  // namespace

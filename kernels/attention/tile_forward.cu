@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
                   *v = head_of(args.v, block.b, block.h_kv);
     const auto load = [&](int tile) {
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
-        load_stage<head, tiling.block_n>(stage, k, args.k.token, v, args.v.token,
+        load_stage<head, tiling.block_n>(stage, {k, args.k.token}, {v, args.v.token},
                                          tile * tiling.block_n, shape.S, shape.D);
     };
     load_tile<head, tiling.block_m()>(queries, head_of(args.q, block.b, block.h), args.q.token,
@@ -155,8 +155,9 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
                     (largest + log2f(sum)) * std::numbers::ln2_v<float>;
         }
     }
-    store_rows<head>(head_of(args.out, block.b, block.h) + warp_row * args.out.token,
-                     args.out.token, block.end_row - warp_row, shape.D, end_lane, out, factor);
+    store_rows<head>({head_of(args.out, block.b, block.h) + warp_row * args.out.token,
+                      args.out.token, block.end_row - warp_row, shape.D},
+                     end_lane, out, factor);
 }
 
 }  // namespace

@@ -148,8 +148,9 @@ template <int head, bool capped>
 __device__ __forceinline__ void sum_dq(const AttentionBackward& args, float scale,
                                        const ScoreCap& cap, RowStats* all_stats,
                                        const TileScheduler& scheduler,
-                                       const QueriesMemory<head>& memory, int consumer) {
+                                       const QueriesMemory<head>& memory) {
     using Memory = QueriesMemory<head>;
+    const int consumer = static_cast<int>(threadIdx.x) / threads - 1;
     constexpr int block_n = Memory::tiling.block_n, columns = block_n / 8;
     const AttentionShape& shape = args.shape;
     const unsigned count = static_cast<unsigned>(scheduler.heads * scheduler.tiles);
@@ -220,9 +221,9 @@ __device__ __forceinline__ void sum_dq(const AttentionBackward& args, float scal
         give_back(memory.of_stages().empty(previous));
         give_back(memory.of_held().empty(held.stage()));
         held.advance();
-        store_rows<head>(head_of(args.dq, block.b, block.h) + warp_row * args.dq.token,
-                         args.dq.token, block.end_row - warp_row, shape.D, lane_index(), dq,
-                         shape.scale);
+        store_rows<head>({head_of(args.dq, block.b, block.h) + warp_row * args.dq.token,
+                          args.dq.token, block.end_row - warp_row, shape.D},
+                         lane_index(), dq, shape.scale);
     }
 }
 
@@ -246,7 +247,7 @@ __global__ void __launch_bounds__(hopper_threads, 1)
         if (warp_index() == 0) load_keys<head>(maps, args.shape, scheduler, shared);
     } else {
         hopper::take_registers<consumer_registers>();
-        sum_dq<head, capped>(args, scale, cap, all_stats, scheduler, shared, group - 1);
+        sum_dq<head, capped>(args, scale, cap, all_stats, scheduler, shared);
     }
 }
 
@@ -534,7 +535,7 @@ __device__ __forceinline__ void sum_keys(const AttentionBackward& args, float sc
         }
         // warp_row once more: it would be held throughout the loop.
         const int row = block.first_row + consumer * 64 + thread_index() / warp_size * 16;
-        store_key_gradients<head>(args, block.b, block.h_kv, row, block.end_row, lane_index(), dk,
+        store_key_gradients<head>(args, {block.b, block.h_kv, row, block.end_row}, lane_index(), dk,
                                   dv);
     }
 }

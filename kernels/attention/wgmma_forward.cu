@@ -227,8 +227,9 @@ __device__ __forceinline__ void attend(const AttentionForward& args, float scale
         for (int n = 0; n < head / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) sums[0][n][i] = out[n][i];
-        store_rows<head>(head_of(args.out, block.b, block.h) + warp_row * args.out.token,
-                         args.out.token, block.end_row - warp_row, shape.D, lane, sums, factor);
+        store_rows<head>({head_of(args.out, block.b, block.h) + warp_row * args.out.token,
+                          args.out.token, block.end_row - warp_row, shape.D},
+                         lane, sums, factor);
     }
     if (consumer == 0) take_turn(consumer);  // the turn that the other has passed last
 }

@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_panels(uint32_t tile, const CUtensorMap& ma
 #pragma unroll
     for (int panel = 0; panel < hopper::panels(head); ++panel)
         hopper::load_box(tile + panel * hopper::panel_bytes(rows), map, barrier,
-                         panel * hopper::panel_columns, row, h, b);
+                         int4{panel * hopper::panel_columns, row, h, b});
 }
 
 /// The multiple of 1024 bytes at which the block's tiles begin.

@@ -9,19 +9,26 @@ namespace {
 
 constexpr int threads = 256;
 
+/// The arrays of CountRoutes.
+struct RouteArrays {
+    int32_t *chosen, *mass, *not_finite;  // [E], [E], [1]
+    const int32_t* counts;                // [S, E]
+    const float* probabilities;           // [S, E]
+    int32_t* dropped;                     // [1], or null
+    int S, E;
+};
+
 __global__ void __launch_bounds__(threads)
-    count_kernel(int32_t* chosen, int32_t* mass, int32_t* not_finite, const int32_t* counts,
-                 const float* probabilities, int S, int E, float unit, int32_t* dropped,
-                 int64_t capacity) {
+    count_kernel(RouteArrays a, float unit, int64_t capacity) {
     int32_t too_many = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < E; i += threads)
-        for (int64_t s = 0; s < S; ++s) {
-            chosen[i] += counts[s * E + i];
-            mass[i] += mass_of(probabilities[s * E + i], unit);
-            if (i == 0) *not_finite += !is_finite_probability(probabilities[s * E]);
-            too_many += dropped_of(counts[s * E + i], capacity);
+    for (int i = static_cast<int>(threadIdx.x); i < a.E; i += threads)
+        for (int64_t s = 0; s < a.S; ++s) {
+            a.chosen[i] += a.counts[s * a.E + i];
+            a.mass[i] += mass_of(a.probabilities[s * a.E + i], unit);
+            if (i == 0) *a.not_finite += !is_finite_probability(a.probabilities[s * a.E]);
+            too_many += dropped_of(a.counts[s * a.E + i], capacity);
         }
-    if (dropped && too_many > 0) atomicAdd(dropped, too_many);
+    if (a.dropped && too_many > 0) atomicAdd(a.dropped, too_many);
 }
 
 __device__ bool changes_nothing(const StepState* state) {
@@ -62,11 +69,15 @@ __global__ void __launch_bounds__(threads)
 }  // namespace
 
 void count_routes(Stream& stream, const CountRoutes& args) {
-    count_kernel<<<1, threads, 0, stream_of(stream)>>>(
-        args.chosen.as<int32_t>(), args.mass.as<int32_t>(), args.not_finite.as<int32_t>(),
-        args.counts.as<int32_t>(), args.probabilities.as<float>(),
-        static_cast<int>(args.counts.rows()), static_cast<int>(args.chosen.numel()), args.unit,
-        static_cast<int32_t*>(args.dropped.data), args.capacity);
+    const RouteArrays arrays{.chosen = args.chosen.as<int32_t>(),
+                             .mass = args.mass.as<int32_t>(),
+                             .not_finite = args.not_finite.as<int32_t>(),
+                             .counts = args.counts.as<int32_t>(),
+                             .probabilities = args.probabilities.as<float>(),
+                             .dropped = static_cast<int32_t*>(args.dropped.data),
+                             .S = static_cast<int>(args.counts.rows()),
+                             .E = static_cast<int>(args.chosen.numel())};
+    count_kernel<<<1, threads, 0, stream_of(stream)>>>(arrays, args.unit, args.capacity);
     CUDA_CHECK_LAUNCH();
 }
 

@@ -103,12 +103,19 @@ __global__ void __launch_bounds__(most_experts)
     }
 }
 
+/// Pair i is one of k choices of token i / k: its expert is experts[i], or none if that is −1.
+struct Pairs {
+    const int32_t* experts;
+    int64_t count, per_warp;
+    int E, k;
+};
+
 /// There are few blocks. Without the 1, ptxas spares registers so that more fit, and spills.
 __global__ void __launch_bounds__(threads, 1)
-    place_kernel(int32_t* row_token, int32_t* row_of, const int32_t* first_rows,
-                 const int32_t* experts, int64_t pairs, int64_t per_warp, int E, int k) {
+    place_kernel(int32_t* row_token, int32_t* row_of, const int32_t* first_rows, Pairs pairs) {
     __shared__ int rows[warps * most_experts];  // counts of the warps, then their next rows
-    count_pairs(rows, experts, pairs, per_warp, E);
+    const int E = pairs.E;
+    count_pairs(rows, pairs.experts, pairs.count, pairs.per_warp, E);
     for (int e = static_cast<int>(threadIdx.x); e < E; e += threads) {
         int next = first_rows[int64_t{blockIdx.x} * E + e];
 #pragma unroll
@@ -121,49 +128,57 @@ __global__ void __launch_bounds__(threads, 1)
     __syncthreads();
     int* const own = rows + static_cast<int>(threadIdx.x) / warp_size * E;
     const unsigned lower = (1u << threadIdx.x % warp_size) - 1;
-    for_pairs_of_warp(experts, pairs, per_warp, [&](int64_t pair, int expert, unsigned same) {
+    const auto place = [&](int64_t pair, int expert, unsigned same) {
         const int row = expert < 0 ? 0 : own[expert] + __popc(same & lower);
         __syncwarp();
         if (expert >= 0) {
             row_of[pair] = row;
-            row_token[row] = static_cast<int32_t>(pair / k);
+            row_token[row] = static_cast<int32_t>(pair / pairs.k);
             if ((same & lower) == 0) own[expert] += __popc(same);
-        } else if (pair < pairs) {
+        } else if (pair < pairs.count) {
             row_of[pair] = -1;
         }
         __syncwarp();
-    });
+    };
+    for_pairs_of_warp(pairs.experts, pairs.count, pairs.per_warp, place);
 }
 
 /// Replaces row_of, of all pairs, by the expert of a pair, or −1 for one that is dropped.
 __global__ void __launch_bounds__(threads)
-    drop_kernel(int32_t* row_of, const int32_t* experts, const int32_t* offsets,
-                const int32_t* row_token, int64_t pairs, int of_sequence, int k, int64_t capacity) {
+    drop_kernel(int32_t* row_of, const int32_t* offsets, const int32_t* row_token, Pairs pairs,
+                int of_sequence, int64_t capacity) {
     const int64_t pair = int64_t{blockIdx.x} * threads + threadIdx.x;
-    if (pair >= pairs) return;
-    const int expert = experts[pair];
+    if (pair >= pairs.count) return;
+    const int expert = pairs.experts[pair];
     const int64_t before = row_of[pair] - capacity;
-    const bool drops = before >= offsets[expert] &&
-                       row_token[before] / of_sequence == static_cast<int>(pair / k) / of_sequence;
+    const int token = static_cast<int>(pair / pairs.k);
+    const bool drops =
+        before >= offsets[expert] && row_token[before] / of_sequence == token / of_sequence;
     row_of[pair] = drops ? -1 : expert;
+}
+
+/// of_pairs: the expert of each pair.
+Pairs pairs_of(const GroupRows& args, const Tensor& of_pairs) {
+    const int64_t pairs = args.experts.numel();
+    return {static_cast<const int32_t*>(of_pairs.data), pairs, pairs_of_warp(pairs),
+            static_cast<int>(args.offsets.numel() - 1), static_cast<int>(args.experts.cols())};
 }
 
 /// Pairs whose expert is −1 get no row. of_pairs [N, k] may be args.row_of.
 void sort_pairs(Stream& stream, const GroupRows& args, const Tensor& of_pairs) {
-    const int64_t pairs = args.experts.numel(), per_warp = pairs_of_warp(pairs);
-    const auto E = static_cast<int>(args.offsets.numel() - 1);
-    const auto blocks = static_cast<unsigned>(block_count(pairs));
-    auto* const first_rows = stream.scratch_for<int32_t>(group_rows_scratch_bytes(pairs, E));
-    const auto* const experts = static_cast<const int32_t*>(of_pairs.data);
-    count_kernel<<<blocks, threads, 0, stream_of(stream)>>>(first_rows, experts, pairs, per_warp,
-                                                            E);
+    const Pairs pairs = pairs_of(args, of_pairs);
+    const auto blocks = static_cast<unsigned>(block_count(pairs.count));
+    auto* const first_rows =
+        stream.scratch_for<int32_t>(group_rows_scratch_bytes(pairs.count, pairs.E));
+    count_kernel<<<blocks, threads, 0, stream_of(stream)>>>(first_rows, pairs.experts, pairs.count,
+                                                            pairs.per_warp, pairs.E);
     CUDA_CHECK_LAUNCH();
     first_rows_kernel<<<1, most_experts, 0, stream_of(stream)>>>(
-        first_rows, static_cast<int32_t*>(args.offsets.data), static_cast<int>(blocks), E);
+        first_rows, static_cast<int32_t*>(args.offsets.data), static_cast<int>(blocks), pairs.E);
     CUDA_CHECK_LAUNCH();
     place_kernel<<<blocks, threads, 0, stream_of(stream)>>>(
         static_cast<int32_t*>(args.row_token.data), static_cast<int32_t*>(args.row_of.data),
-        first_rows, experts, pairs, per_warp, E, static_cast<int>(args.experts.cols()));
+        first_rows, pairs);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -174,10 +189,10 @@ void group_rows(Stream& stream, const GroupRows& args) {
     if (args.capacity == 0) return;
     const int64_t pairs = args.experts.numel();
     drop_kernel<<<static_cast<unsigned>(ceil_div<int64_t>(pairs, threads)), threads, 0,
-                  stream_of(stream)>>>(
-        args.row_of.as<int32_t>(), args.experts.as<int32_t>(), args.offsets.as<int32_t>(),
-        args.row_token.as<int32_t>(), pairs, static_cast<int>(args.experts.rows() / args.sequences),
-        static_cast<int>(args.experts.cols()), args.capacity);
+                  stream_of(stream)>>>(args.row_of.as<int32_t>(), args.offsets.as<int32_t>(),
+                                       args.row_token.as<int32_t>(), pairs_of(args, args.experts),
+                                       static_cast<int>(args.experts.rows() / args.sequences),
+                                       args.capacity);
     CUDA_CHECK_LAUNCH();
     sort_pairs(stream, args, args.row_of);
 }

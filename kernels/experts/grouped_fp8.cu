@@ -107,11 +107,11 @@ struct RowsArgs {
 
 __device__ __forceinline__ void store(Element* to, int64_t stride, int rows, int columns, int lane,
                                       const Sums& sums) {
-    tiles::store_rows<warp_edge>(to, stride, rows, columns, lane, sums, 1.0f);
+    tiles::store_rows<warp_edge>({to, stride, rows, columns}, lane, sums, 1.0f);
 }
 __device__ __forceinline__ void store(float* to, int64_t stride, int rows, int columns, int lane,
                                       const Sums& sums) {
-    tiles::store_rows<warp_edge>(to, stride, rows, columns, lane, sums, 1.0f, false);
+    tiles::store_rows<warp_edge>({to, stride, rows, columns}, lane, sums, 1.0f, false);
 }
 
 template <class Left, class Out>

@@ -43,11 +43,11 @@ struct Args {
 
 __device__ __forceinline__ void store(tiles::Element* to, int64_t stride, int rows, int columns,
                                       const float (&sums)[1][tile_columns / 8][4]) {
-    tiles::store_rows<tile_columns>(to, stride, rows, columns, tiles::lane_index(), sums, 1.0f);
+    tiles::store_rows<tile_columns>({to, stride, rows, columns}, tiles::lane_index(), sums, 1.0f);
 }
 __device__ __forceinline__ void store(float* to, int64_t stride, int rows, int columns,
                                       const float (&sums)[1][tile_columns / 8][4]) {
-    tiles::store_rows<tile_columns>(to, stride, rows, columns, tiles::lane_index(), sums, 1.0f,
+    tiles::store_rows<tile_columns>({to, stride, rows, columns}, tiles::lane_index(), sums, 1.0f,
                                     false);
 }
 
@@ -81,8 +81,10 @@ __device__ __forceinline__ void load_slices(const Maps& maps, const Args<Out>& a
                 hopper::arrive_expecting(full,
                                          a.row_token ? Memory::right_bytes : Memory::stage_bytes);
                 if (!a.row_token)
-                    hopper::load_box(memory.left(ring.stage()), maps.in, full, d, at.first_row, 0);
-                hopper::load_box(memory.right(ring.stage()), maps.w, full, d, column, at.expert);
+                    hopper::load_box(memory.left(ring.stage()), maps.in, full,
+                                     int3{d, at.first_row, 0});
+                hopper::load_box(memory.right(ring.stage()), maps.w, full,
+                                 int3{d, column, at.expert});
             }
             if (a.row_token) {
                 const int k = d + copy_chunk() * codes_of_copy;

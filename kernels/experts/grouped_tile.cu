@@ -124,15 +124,19 @@ __device__ __forceinline__ void commit_stage() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
+/// Addresses in shared memory: of the stages, and of the warp's operands within a stage.
+struct TileAddresses {
+    uint32_t stages, left, right;
+};
+
 /// Runs through the slices of a tile. load(slice, stage address) starts the copies of a slice;
 /// multiplies: whether the warp has rows at all.
 template <bool left_along, bool right_along, class Load>
-__device__ __forceinline__ void multiply_tile(Sums& sums, uint32_t shared, int slices,
-                                              uint32_t left, uint32_t right, bool multiplies,
-                                              Load&& load) {
+__device__ __forceinline__ void multiply_tile(Sums& sums, const TileAddresses& at, int slices,
+                                              bool multiplies, Load&& load) {
 #pragma unroll
     for (int s = 0; s < stages - 1; ++s) {
-        if (s < slices) load(s, shared + s * stage_bytes);
+        if (s < slices) load(s, at.stages + s * stage_bytes);
         commit_stage();
     }
     int stage = 0, next = stages - 1;
@@ -140,12 +144,12 @@ __device__ __forceinline__ void multiply_tile(Sums& sums, uint32_t shared, int s
     for (int slice = 0; slice < slices; ++slice) {
         wait_for_stage<stages - 2>();
         // All warps have multiplied the slice before, whose stage the next copies may overwrite.
-        if (slice + stages - 1 < slices) load(slice + stages - 1, shared + next * stage_bytes);
+        if (slice + stages - 1 < slices) load(slice + stages - 1, at.stages + next * stage_bytes);
         commit_stage();
-        const uint32_t base = shared + stage * stage_bytes;
+        const uint32_t base = at.stages + stage * stage_bytes;
         if (multiplies)
-            multiply_stage<left_along, right_along>(sums, base + left,
-                                                    base + operand_bytes + right);
+            multiply_stage<left_along, right_along>(sums, base + at.left,
+                                                    base + operand_bytes + at.right);
         stage = stage + 1 == stages ? 0 : stage + 1;
         next = next + 1 == stages ? 0 : next + 1;
     }
@@ -207,7 +211,7 @@ __global__ void __launch_bounds__(threads, 2) rows_kernel(RowsArgs a) {
             }
         };
         Sums sums = {};
-        multiply_tile<false, weight_along>(sums, shared, (a.k + depth - 1) / depth, left, right,
+        multiply_tile<false, weight_along>(sums, {shared, left, right}, (a.k + depth - 1) / depth,
                                            warp_row < at.rows, load);
 
         const int n = column + warp_col;
@@ -227,8 +231,9 @@ __global__ void __launch_bounds__(threads, 2) rows_kernel(RowsArgs a) {
                 }
             }
         }
-        tiles::store_rows<warp_edge>(a.out + int64_t{at.first_row + warp_row} * a.n + n, a.n,
-                                     at.rows - warp_row, a.n - n, lane, sums, 1.0f);
+        tiles::store_rows<warp_edge>(
+            {a.out + int64_t{at.first_row + warp_row} * a.n + n, a.n, at.rows - warp_row, a.n - n},
+            lane, sums, 1.0f);
     }
 }
 
@@ -299,11 +304,12 @@ __global__ void __launch_bounds__(threads, 2) sums_kernel(SumArgs a) {
             next_row = row_of(slice + 2);
         };
         Sums sums = {};
-        multiply_tile<true, true>(sums, shared, (rows + depth - 1) / depth, left, right, true,
+        multiply_tile<true, true>(sums, {shared, left, right}, (rows + depth - 1) / depth, true,
                                   load);
         const int n = n0 + warp_row, k = k0 + warp_col;
-        tiles::store_rows<warp_edge>(a.dw + (int64_t{expert} * a.N + n) * a.K + k, a.K, a.N - n,
-                                     a.K - k, lane, sums, 1.0f, a.accumulate);
+        tiles::store_rows<warp_edge>(
+            {a.dw + (int64_t{expert} * a.N + n) * a.K + k, a.K, a.N - n, a.K - k}, lane, sums, 1.0f,
+            a.accumulate);
     }
 }
 

@@ -112,17 +112,17 @@ __global__ void __launch_bounds__(threads, 1)
                     hopper::arrive_expecting(
                         full, a.row_token ? Memory::right_bytes : Memory::stage_bytes);
                     if (!a.row_token)
-                        hopper::load_box(memory.left(ring.stage()), maps.in, full, d, at.first_row,
-                                         0);
+                        hopper::load_box(memory.left(ring.stage()), maps.in, full,
+                                         int3{d, at.first_row, 0});
                     if constexpr (weight_along) {
 #pragma unroll
                         for (int p = 0; p < block_n / hopper::panel_columns; ++p)
                             hopper::load_box(
                                 memory.right(ring.stage()) + p * hopper::panel_bytes(depth), maps.w,
-                                full, column + p * hopper::panel_columns, d, at.expert);
+                                full, int3{column + p * hopper::panel_columns, d, at.expert});
                     } else {
-                        hopper::load_box(memory.right(ring.stage()), maps.w, full, d, column,
-                                         at.expert);
+                        hopper::load_box(memory.right(ring.stage()), maps.w, full,
+                                         int3{d, column, at.expert});
                     }
                 }
                 if (a.row_token) {
@@ -162,8 +162,9 @@ __global__ void __launch_bounds__(threads, 1)
                     sums[0][c][3] += high;
                 }
             }
-            tiles::store_rows<block_n>(a.out + int64_t{at.first_row + row} * a.n + column, a.n,
-                                       at.rows - row, a.n - column, lane, sums, 1.0f);
+            tiles::store_rows<block_n>({a.out + int64_t{at.first_row + row} * a.n + column, a.n,
+                                        at.rows - row, a.n - column},
+                                       lane, sums, 1.0f);
         }
     }
 }
@@ -245,13 +246,14 @@ __global__ void __launch_bounds__(threads, 1)
                         for (int p = 0; p < tile_rows / hopper::panel_columns; ++p)
                             hopper::load_box(
                                 memory.left(ring.stage()) + p * hopper::panel_bytes(depth), maps.dy,
-                                full, n0 + p * hopper::panel_columns, first + row, 0);
+                                full, int3{n0 + p * hopper::panel_columns, first + row, 0});
                         if (!gathers) {
 #pragma unroll
                             for (int p = 0; p < block_n / hopper::panel_columns; ++p)
                                 hopper::load_box(
                                     memory.right(ring.stage()) + p * hopper::panel_bytes(depth),
-                                    maps.x, full, k0 + p * hopper::panel_columns, first + row, 0);
+                                    maps.x, full,
+                                    int3{k0 + p * hopper::panel_columns, first + row, 0});
                         }
                     }
                 }
@@ -284,8 +286,9 @@ __global__ void __launch_bounds__(threads, 1)
             float sums[1][block_n / 8][4] = {};
             multiply_slices<block_n, true, true>(sums[0], (rows + depth - 1) / depth, memory, ring,
                                                  consumer);
-            tiles::store_rows<block_n>(a.dw + (int64_t{expert} * a.N + n) * a.K + k, a.K, a.N - n,
-                                       a.K - k, tiles::lane_index(), sums, 1.0f, a.accumulate);
+            tiles::store_rows<block_n>(
+                {a.dw + (int64_t{expert} * a.N + n) * a.K + k, a.K, a.N - n, a.K - k},
+                tiles::lane_index(), sums, 1.0f, a.accumulate);
         }
     }
 }

@@ -83,9 +83,11 @@ __global__ void __launch_bounds__(threads)
 /// One thread block per square on or below the diagonal, which it writes with its mirror image.
 template <class T>
 __global__ void __launch_bounds__(threads)
-    combine_panels(T* out, const T* first, const T* second, SymmetricPanels panels, int64_t squares,
-                   float a, float b, float c) {
+    combine_panels(SymmetricPolynomial args, int64_t squares) {
     __shared__ float square[tile][tile + 1];
+    const auto *first = static_cast<const T*>(args.first),
+               *second = static_cast<const T*>(args.second);
+    const SymmetricPanels& panels = args.panels;
     const int64_t n = panels.n, matrix = blockIdx.x / squares, place = blockIdx.x % squares;
     // Squares are numbered row by row: row t begins at t·(t + 1)/2.
     auto t = static_cast<int64_t>((sqrtf(8.0f * static_cast<float>(place) + 1) - 1) / 2);
@@ -93,16 +95,16 @@ __global__ void __launch_bounds__(threads)
     while ((t + 1) * (t + 2) / 2 <= place) ++t;
     const int64_t row = t * tile, col = (place - t * (t + 1) / 2) * tile, half = panels.numel();
     const int i = static_cast<int>(threadIdx.x) % tile, top = static_cast<int>(threadIdx.x) / tile;
-    T* const of_matrix = out + matrix * n * n;
+    T* const of_matrix = static_cast<T*>(args.out) + matrix * n * n;
     for (int r = top; r < tile; r += tile_rows) {
         const int64_t y = row + r, x = col + i;
         if (y >= n || x > y) continue;
         const int64_t panel = y / panels.panel,
                       at = matrix * half + panels.place(panel) +
                            (y - panels.first_row(panel)) * panels.cols(panel) + x;
-        float value = b * to_float(first[at]);
-        if (second) value += c * to_float(second[at]);
-        if (x == y) value += a;
+        float value = args.b * to_float(first[at]);
+        if (second) value += args.c * to_float(second[at]);
+        if (x == y) value += args.a;
         square[r][i] = value;
         of_matrix[y * n + x] = from_float<T>(value);
     }
@@ -171,8 +173,7 @@ void symmetric_polynomial(Stream& stream, const SymmetricPolynomial& args) {
         using T = decltype(type);
         combine_panels<T>
             <<<static_cast<unsigned>(args.count * squares), threads, 0, stream_of(stream)>>>(
-                static_cast<T*>(args.out), static_cast<const T*>(args.first),
-                static_cast<const T*>(args.second), args.panels, squares, args.a, args.b, args.c);
+                args, squares);
         CUDA_CHECK_LAUNCH();
     });
 }

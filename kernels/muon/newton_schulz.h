@@ -100,7 +100,7 @@ struct SymmetricPolynomial {
 
 namespace cuda {  // newton_schulz.cu
 /// y = x / (safety·‖x‖ + epsilon) of each of `count` matrices [rows, cols], as [cols, rows] if
-/// `transposed`. norms: newton_schulz_norm_bytes().
+/// `transposed`.
 struct Normalization {
     void* y = nullptr;
     const void* x = nullptr;

@@ -126,8 +126,10 @@ struct ProductTimes {
 /// prefers.
 class LibraryProduct {
   public:
-    LibraryProduct(Product product, DType dtype, const Linear& l, const Tensor& x, const Tensor& w,
-                   const Tensor& y, const Tensor& dw, bool packed)
+    struct Operands {
+        Tensor x, w, y, dw;
+    };
+    LibraryProduct(Product product, DType dtype, const Linear& l, const Operands& of, bool packed)
         : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
         using Dims = dnnl::memory::dims;
         const auto in =
@@ -144,17 +146,17 @@ class LibraryProduct {
             case Product::forward:
                 a = matrix(l.M, l.K, in, false), b = matrix(l.K, l.N, in, true),
                 c = matrix(l.M, l.N, in, false);
-                pa = x.data, pb = w.data, pc = y.data;
+                pa = of.x.data, pb = of.w.data, pc = of.y.data;
                 break;
             case Product::backward_input:
                 a = matrix(l.M, l.N, in, false), b = matrix(l.N, l.K, in, false),
                 c = matrix(l.M, l.K, in, false);
-                pa = y.data, pb = w.data, pc = x.data;
+                pa = of.y.data, pb = of.w.data, pc = of.x.data;
                 break;
             case Product::backward_weight:
                 a = matrix(l.N, l.M, in, true), b = matrix(l.M, l.K, in, false),
                 c = matrix(l.N, l.K, f32, false);
-                pa = y.data, pb = x.data, pc = dw.data;
+                pa = of.y.data, pb = of.x.data, pc = of.dw.data;
                 break;
         }
         const Dims b_dims = product == Product::forward          ? Dims{l.K, l.N}
@@ -219,10 +221,10 @@ inline ProductTimes measure_product(Timing& timing, Product product, DType dtype
     });
 #ifdef TRAIN_GPT_ONEDNN
     try {
-        LibraryProduct plain(product, dtype, l, x, w, y, dw, false);
+        LibraryProduct plain(product, dtype, l, {x, w, y, dw}, false);
         times.library = timing([&] { plain.run(); });
         if (product != Product::backward_weight) {
-            LibraryProduct packed(product, dtype, l, x, w, y, dw, true);
+            LibraryProduct packed(product, dtype, l, {x, w, y, dw}, true);
             times.library_packed = timing([&] { packed.run(); });
         }
     } catch (const dnnl::error&) {

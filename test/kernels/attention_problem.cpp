@@ -36,7 +36,8 @@ Placed place_alone(const Case& c, int T, int heads, Layout layout) {
         batch = (T + random_int(0, 2)) * token;
     }
     auto memory = std::make_shared<Memory>(s.dtype, static_cast<size_t>(2 * margin + s.B * batch));
-    return place(memory, static_cast<size_t>(margin), s.B, T, heads, s.D, batch, token, head);
+    const auto origin = static_cast<size_t>(margin);
+    return {memory, origin, {memory->at(origin), batch, token, head}, s.B, T, heads, s.D};
 }
 
 /// Packed: q, k and v in one tensor or, with T < S, k and v.
@@ -74,12 +75,16 @@ double root_mean_square(const Values& a) {
     return a.empty() ? 0 : std::sqrt(sum / static_cast<double>(a.size()));
 }
 
+struct Compared {
+    const Values &ours, &plain, &exact, &terms;
+};
+
 /// Errors may be twice (root mean square) or three times (largest) the errors of a plain
 /// implementation with the same storage and fp32 arithmetic, and some roundings of the terms that
 /// are summed. The backward pass computes probabilities from scores of its own and lse: their
 /// roundings are relative to the scores' terms.
-void check_tensor(const std::string& name, const Case& c, const Values& ours, const Values& plain,
-                  const Values& exact, const Values& terms, double score_terms) {
+void check_tensor(const std::string& name, const Case& c, const Compared& of, double score_terms) {
+    const auto& [ours, plain, exact, terms] = of;
     const ErrorSize error = error_of(ours, exact, terms), usual = error_of(plain, exact, terms);
     const double terms_rms = root_mean_square(terms);
     CAPTURE(name, describe(c), terms_rms, score_terms, error.rms, error.max, usual.rms, usual.max);
@@ -172,12 +177,6 @@ void Placed::poison() const {
     });
 }
 
-Placed place(const std::shared_ptr<Memory>& memory, size_t origin, int B, int T, int heads, int D,
-             int64_t batch, int64_t token, int64_t head) {
-    Placed p{memory, origin, {memory->at(origin), batch, token, head}, B, T, heads, D};
-    return p;
-}
-
 std::vector<Placed> place_packed(const Case& c, int T, const std::vector<int>& heads) {
     const AttentionShape& s = c.shape;
     const int64_t margin = (c.aligned ? 8 : 1) * random_int(0, 40);
@@ -188,8 +187,9 @@ std::vector<Placed> place_packed(const Case& c, int T, const std::vector<int>& h
     std::vector<Placed> parts;
     int64_t first = margin;
     for (const int n : heads) {
+        const auto origin = static_cast<size_t>(first);
         parts.push_back(
-            place(memory, static_cast<size_t>(first), s.B, T, n, s.D, T * token, token, s.D));
+            {memory, origin, {memory->at(origin), T * token, token, s.D}, s.B, T, n, s.D});
         first += static_cast<int64_t>(n) * s.D;
     }
     return parts;
@@ -388,18 +388,18 @@ ErrorSize error_of(const Values& a, const Values& exact, const Values& terms) {
 void check_run(const Case& c, const Run& ours) {
     const AttentionReference exact = exact_attention(c), plain = plain_attention(c);
     const double sinks = sink_terms(c, exact), recomputed = exact.score_terms + sinks;
-    check_tensor("out", c, ours.out, plain.out, exact.out, exact.out_terms, sinks);
+    check_tensor("out", c, {ours.out, plain.out, exact.out, exact.out_terms}, sinks);
     for (size_t i = 0; i < ours.lse.size(); ++i) {
         CAPTURE(describe(c), i);
         REQUIRE(std::abs(ours.lse[i] - exact.lse[i]) <= 3e-6 * (1 + std::abs(exact.lse[i])));
     }
     if (c.dout.empty()) return;
-    check_tensor("dq", c, ours.dq, plain.dq, exact.dq, exact.dq_terms, recomputed);
-    check_tensor("dk", c, ours.dk, plain.dk, exact.dk, exact.dk_terms, recomputed);
-    check_tensor("dv", c, ours.dv, plain.dv, exact.dv, exact.dv_terms, recomputed);
+    check_tensor("dq", c, {ours.dq, plain.dq, exact.dq, exact.dq_terms}, recomputed);
+    check_tensor("dk", c, {ours.dk, plain.dk, exact.dk, exact.dk_terms}, recomputed);
+    check_tensor("dv", c, {ours.dv, plain.dv, exact.dv, exact.dv_terms}, recomputed);
     if (c.sinks.empty()) return;
-    check_tensor("dsinks", c, Values(ours.dsinks.begin(), ours.dsinks.end()), plain.dsinks,
-                 exact.dsinks, exact.dsinks_terms, recomputed);
+    const Values dsinks(ours.dsinks.begin(), ours.dsinks.end());
+    check_tensor("dsinks", c, {dsinks, plain.dsinks, exact.dsinks, exact.dsinks_terms}, recomputed);
 }
 
 void check_case(const Case& c, Layout layout) {

@@ -127,9 +127,6 @@ struct Placed {
     void poison() const;
 };
 
-Placed place(const std::shared_ptr<Memory>& memory, size_t origin, int B, int T, int heads, int D,
-             int64_t batch, int64_t token, int64_t head);
-
 /// Several tensors in one, [B, T, the sum of their heads, D].
 std::vector<Placed> place_packed(const Case& c, int T, const std::vector<int>& heads);
 
