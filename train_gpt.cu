@@ -35,14 +35,14 @@
 #include "training/config/config.h"
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
-#include "training/config/resolved_config.h"
 #include "training/decisions.h"
 #include "training/files/interchange.h"
 #include "training/files/run_folder.h"
 #include "training/interrupt.h"
-#include "training/plan/fit.h"
+#include "training/plan/memory_advice.h"
 #include "training/plan/memory_plan.h"
 #include "training/plan/peak.h"
+#include "training/plan/resolved_here.h"
 #include "training/rank_process.h"
 #include "training/replay.h"
 #include "training/resume.h"
@@ -79,7 +79,7 @@ class MicroBatchSpan {
 void train_steps(Run& run) {
     Trainer& trainer = run.trainer();
     TrainLoader& loader = run.loader();
-    while (run.goes_on()) {
+    while (run.has_next_step()) {
         // One step: sum the gradients of this rank's micro-batches, then update once on all ranks.
         // Each rank of a pipeline computes its stages of the model, in the order of the schedule
         run.begin_step();
@@ -230,6 +230,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     ShardWatch watch(folder, data.shards(), start.first_step(), world);
     TrainLoader loader(data.sources(), start.loading(),
                        [&](size_t) { return trainer.loader_memory; });
+    set_steps(start.first_step(), start.first_step());  // saved, done
     catch_interrupts();
 
     // Print what is about to be trained, open the run's records, and train

@@ -53,9 +53,13 @@ struct BlockActivations {
 /// The last half of the backward pass that reads an activation.
 enum class ReadBy : uint8_t { inputs, weights };
 
-/// How many rows an activation has: one or several for each token (M); for each token of this rank,
-/// among tensor-parallel ranks (M / ranks); for each sequence; or one.
-enum class RowsOf : uint8_t { tokens, ranks_tokens, sequences, one };
+/// How many rows an activation has, divided by Activation::each.
+enum class RowsOf : uint8_t {
+    tokens,        // M
+    ranks_tokens,  // M / tensor-parallel ranks
+    sequences,     // B
+    one,
+};
 
 /// An entry of a part's list.
 struct Activation {

@@ -24,8 +24,9 @@ BlockInputs::BlockInputs(Arena& arena, const BlockInputsShape& shape)
         places_.push_back({.memory = take(), .stored = event(), .fetched = event()});
     const size_t bytes = places_[0].memory.bytes();
     for (size_t i = 0; i < all; ++i)
-        homes_.push_back({.memory = static_cast<std::byte*>(arena.take(bytes, Purpose::offloaded)),
-                          .stored = event()});
+        host_copies_.push_back(
+            {.memory = static_cast<std::byte*>(arena.take(bytes, Purpose::offloaded)),
+             .stored = event()});
     submitted_ = event();
 }
 
@@ -47,7 +48,7 @@ void BlockInputs::store(Stream& stream, int slot, int layer) {
     submitted_.record(stream);
     submitted_.hold(out_);
     Place& from = place(layer);
-    Home& to = home(slot, layer);
+    HostCopy& to = host_copy(slot, layer);
     {
         const TraceSpan span(TraceTrack::to_host, out_, "store input", layer);
         copy(out_, to.memory, from.memory.data, from.memory.bytes());
@@ -63,7 +64,7 @@ void BlockInputs::bring(Stream& stream, int slot, int layer) {
     submitted_.record(stream);
     submitted_.hold(in_);
     to.stored.hold(in_);
-    const Home& from = home(slot, layer);
+    const HostCopy& from = host_copy(slot, layer);
     from.stored.hold(in_);
     {
         const TraceSpan span(TraceTrack::from_host, in_, "fetch input", layer);

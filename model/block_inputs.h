@@ -39,8 +39,8 @@ class BlockInputs {
     static constexpr int turns = 3;  // layers whose inputs are on the device at a time
 
     /// How many layers' inputs come back for a backward pass that follows its forward pass at once:
-    /// the inputs of the last three are still on the device. After another slot's pass all
-    /// come back.
+    /// the inputs of the last three are still on the device. After another slot's pass all come
+    /// back.
     static int layers_from_host(int layers) { return std::max(layers - turns, 0); }
 
   private:
@@ -50,22 +50,22 @@ class BlockInputs {
         int slot = -1, layer = -1;
         Event stored, fetched;
     };
-    struct Home {
+    struct HostCopy {
         std::byte* memory = nullptr;
         Event stored;
     };
 
     Place& place(int layer) { return places_[static_cast<size_t>(layer % turns)]; }
-    Home& home(int slot, int layer) {
-        return homes_[static_cast<size_t>(slot) * static_cast<size_t>(shape_.layers) +
-                      static_cast<size_t>(layer)];
+    HostCopy& host_copy(int slot, int layer) {
+        return host_copies_[static_cast<size_t>(slot) * static_cast<size_t>(shape_.layers) +
+                            static_cast<size_t>(layer)];
     }
     void bring(Stream& stream, int slot, int layer);
 
     BlockInputsShape shape_;
     std::vector<Tensor> inputs_;  // [slots, layers], unless on_host
     std::vector<Place> places_;
-    std::vector<Home> homes_;
+    std::vector<HostCopy> host_copies_;
     Stream in_, out_;
     Event submitted_;
 };

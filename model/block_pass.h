@@ -65,9 +65,10 @@ struct Block {
     Fp8Output rounded_norm1() const;
     Fp8Output rounded_norm2() const;
     Fp8Output rounded_hidden() const;
-    /// Whether rounded_hidden() is there once scales are known. A step's bits must not depend on
-    /// whether the host knows yet that they are: a run that resumes learns it a few steps later.
-    /// Which products are refused, it knows before the first step (Trainer::warm_up()).
+    /// Whether rounded_hidden() is there once scales are known. The answer does not depend on
+    /// whether the host knows already that the scales are known: a resumed run learns that some
+    /// steps later, and must compute the same bits. Which products are refused is known before the
+    /// first step (Trainer::warm_up()).
     bool will_round_hidden() const;
     /// The norms; without their weights in a pass that computes only weights' gradients.
     StreamNorm norm1() const;
@@ -86,11 +87,12 @@ struct Block {
 ///   dhidden [M, F]         of hidden, with SwiGLU; temporary
 ///   dup, dqkv              of the outputs of `up` and `qkv`; with SwiGLU dup may be preact
 ///   dout, dmid [M, C]      copies of dres at the block's output and middle
-///   early                  fp32: of weights, if they come with the inputs' (early_gradients())
+///   early                  fp32: of weights, where computed with the inputs' gradients
+///                          (early_gradients())
 ///   qk_dots [M, 2]         fp32: sums for a norm over the whole width of q and k
 ///                          (kernels/rope.h)
 ///
-/// In a mixture of experts dhidden and dup are [R, …], and these come besides:
+/// In a mixture of experts dhidden and dup are [R, …], and there are more gradients:
 ///
 ///   dexpert_out [R, C]     of the experts' output; in the memory of expert_out
 ///   dgrouped [R, C]        of the experts' inputs

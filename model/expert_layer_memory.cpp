@@ -13,15 +13,22 @@ Activations expert_activations(const LayerSpec& layer, DType dtype) {
     using A = BlockActivations;
     const ExpertSpec& e = layer.experts;
     const int64_t E = e.n_expert, k = e.n_expert_per_token, F = e.n_ff, C = layer.n_embd;
-    const auto route = [&](Tensor A::*member, int64_t width, DType type) {
-        return Activation{.member = member, .width = width, .dtype = type, .is_route = true};
+    Activations list;
+    const auto route = [&](Tensor A::*member, int64_t width, DType type,
+                           RowsOf rows_of = RowsOf::tokens, int64_t each = 1) {
+        list.push_back({.member = member,
+                        .width = width,
+                        .dtype = type,
+                        .rows_of = rows_of,
+                        .each = each,
+                        .is_route = true});
     };
-    Activations list{
-        route(&A::logits, E, DType::fp32),         route(&A::experts, k, DType::int32),
-        route(&A::expert_weights, k, DType::fp32), route(&A::row_of, k, DType::int32),
-        route(&A::row_token, 1, DType::int32),     route(&A::offsets, E + 1, DType::int32)};
-    list[4].each = k;
-    list[5].rows_of = RowsOf::one;
+    route(&A::logits, E, DType::fp32);
+    route(&A::experts, k, DType::int32);
+    route(&A::expert_weights, k, DType::fp32);
+    route(&A::row_of, k, DType::int32);
+    route(&A::row_token, 1, DType::int32, RowsOf::tokens, k);
+    route(&A::offsets, E + 1, DType::int32, RowsOf::one);
     list.push_back({.member = &A::preact, .width = 2 * F, .dtype = dtype, .each = k});
     list.push_back({.member = &A::hidden,
                     .width = F,
@@ -62,9 +69,9 @@ Activations expert_activations(const LayerSpec& layer, DType dtype) {
                     .dropped = e.shared_gate ? Recompute::block : Recompute::none,
                     .read_by = e.shared_gate ? ReadBy::weights : ReadBy::inputs});
     if (!e.shared_gate) return list;
-    list.push_back(route(&A::shared_logit, 1, DType::fp32));
-    list.push_back(route(&A::shared_choice, 1, DType::int32));
-    list.push_back(route(&A::shared_weight, 1, DType::fp32));
+    route(&A::shared_logit, 1, DType::fp32);
+    route(&A::shared_choice, 1, DType::int32);
+    route(&A::shared_weight, 1, DType::fp32);
     return list;
 }
 

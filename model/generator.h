@@ -42,10 +42,11 @@ class Generator final : public TokenGenerator {
     }
     /// Appends at least one token, as feed() does, without logits.
     void prefill(Stream& stream, std::span<const int32_t> tokens) { take(stream, tokens); }
-    /// Who sees what is computed of tokens that follow each other.
+    /// Functions that get what watch() computes.
     struct Watcher {
         /// After each block, with its activations of the tokens and its output [tokens, C]. q and k
-        /// are in `qkv`, normalised and rotated. The memory is theirs during the call alone.
+        /// are in `qkv`, normalised and rotated. Activations and output are valid only during the
+        /// call.
         std::function<void(Stream&, int layer, const Block&, Tensor out)> block;
         /// With the logits after each token, in the order of the tokens.
         std::function<void(std::span<const float>)> logits;

@@ -10,6 +10,9 @@ enum class Recompute {
     elementwise,  // outputs of norms and activation functions, and rotated queries and keys
     block         // everything but the input of each block and the routes of its experts
 };
+/// From the level that keeps the most to the level that keeps the least.
+inline constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
+                                                 Recompute::block};
 
 constexpr const char* name_of(Recompute level) {
     return level == Recompute::block         ? "block"

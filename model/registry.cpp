@@ -333,8 +333,8 @@ Registry registry_held_by(Registry whole, const TensorRank& rank) {
     return whole;
 }
 
-RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers_of_stages,
-                           int rank, int ranks, const TensorRank& tensor) {
+RankRegistry registry_of_rank(const Registry& whole, const std::vector<int>& layers_of_stages,
+                              int rank, int ranks, const TensorRank& tensor) {
     RankRegistry all;
     int first = 0;
     for (int s = 0; s < static_cast<int>(layers_of_stages.size()); ++s) {

@@ -112,8 +112,8 @@ struct RankRegistry {
 /// Pipeline rank `rank` holds stages rank, rank + ranks, …, cut to this tensor rank's part.
 /// layers_of_stages: the number of layers of each stage of the model. Throws Error where a
 /// parameter cannot be split.
-RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers_of_stages,
-                           int rank, int ranks, const TensorRank& tensor);
+RankRegistry registry_of_rank(const Registry& whole, const std::vector<int>& layers_of_stages,
+                              int rank, int ranks, const TensorRank& tensor);
 
 /// Gives each stage a sweep of its own (Parameter::sweep). halves_apart: the head gets another one,
 /// since its gradients come with the gradients of inputs, and the gradients of the blocks' weights

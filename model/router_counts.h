@@ -14,11 +14,11 @@
 namespace train_gpt {
 
 /// The tokens over which a balance loss takes the experts' shares: each sequence, each micro-batch,
-/// or a step, for which the step before stands.
+/// or a step, whose shares are taken from the step before.
 enum class BalanceLevel : uint8_t { sequence, micro_batch, step };
 
-/// The auxiliary losses of routers, for each token on average (kernels/experts/route.h): in their
-/// gradients alone, since the losses that a run reports are without them.
+/// Weights of the routers' auxiliary losses, which are means over tokens (kernels/experts/route.h).
+/// They act through gradients alone: the losses that a run reports leave them out.
 struct RouterLosses {
     float balance = 0;
     BalanceLevel level = BalanceLevel::step;
@@ -65,8 +65,8 @@ class RouterCounts {
 
     void begin_step(Stream& stream);
     void add(Stream& stream, int router, const RoutedBatch& batch);
-    /// Adds up the counts of all ranks. counts: whether this rank's are among them; of the ranks
-    /// that route the same tokens, one has them counted.
+    /// Adds up the counts of all ranks. counts: whether this rank's counts are added. Only one of
+    /// the ranks that route the same tokens adds its counts.
     void add_over_ranks(Stream& stream, ParameterStore& parameters, bool counts);
     /// After the step's update, of which this is the state.
     void finish_step(Stream& stream, const StepState* state);

@@ -42,8 +42,8 @@ constexpr int64_t vocab_multiple = 128;
 struct ExpertSpec {
     int n_expert = 0, n_expert_per_token = 0;  // 0: an MLP
     int n_ff = 0;                              // hidden values of each expert
-    /// Hidden values of an MLP that all tokens pass besides; 0: none. shared_gate: its output is
-    /// multiplied by σ(w·x).
+    /// Hidden values of the shared expert, an MLP that every token passes as well; 0: none.
+    /// shared_gate: its output is multiplied by σ(w·x).
     int n_ff_shared = 0;
     bool shared_gate = false;
     RouterRule rule = {};
@@ -96,8 +96,7 @@ struct LayerSpec {
     double flops_per_token(int T) const;
 };
 
-/// A pre-norm decoder with causal attention. Its query heads share n_kv_head key/value heads in
-/// groups of equal size.
+/// A pre-norm decoder with causal attention.
 struct DecoderSpec {
     const Family* family = nullptr;
     int n_layer = 0, n_head = 0, n_kv_head = 0, head_size = 0, n_embd = 0, n_ff = 0, n_ctx = 0;
@@ -122,8 +121,8 @@ struct DecoderSpec {
     ExpertSpec experts = {};
     int experts_every = 1;
     std::vector<int> dense_layers = {};
-    int whole_n_head = 0,
-        whole_n_kv_head = 0;  // of all tensor-parallel ranks; 0: n_head, n_kv_head
+    /// n_head and n_kv_head of all tensor-parallel ranks together; 0: n_head, n_kv_head.
+    int whole_n_head = 0, whole_n_kv_head = 0;
     Positions positions = Positions::learned;
     RopeFrequencies rope = {};  // D is the head size
     // The standard deviation of initial weights, and whether it is scaled by 1/√(2·n_layer) for the

@@ -6,7 +6,7 @@
 namespace train_gpt {
 
 /// Why the ranks of an axis cannot share something, in the words of the configuration's keys, and
-/// the key whose value to change. Whoever knows the whole configuration tries other values, and
+/// the key whose value to change. training/config/config_checks.cpp tries other values, and
 /// suggests the nearest one that fits all other keys, too.
 struct SizeProblem {
     std::string text;

@@ -4,9 +4,10 @@
 # a part; a few named includes are excepted). That no type's name is defined twice in a namespace:
 # the linker would merge their functions. That tests include Catch2 through test/catch.h alone,
 # which knows the headers of both of its versions. That no line has more than 100 columns: of the
-# sources, the scripts in shell and Python, Makefile, Containerfile and scripts/cluster/*.yaml. In
-# training/ and parallel/ also that no folder has more than 25 headers and no file more than 450
-# lines. `make lint` calls it.
+# sources, the scripts in shell and Python, the pages in training/ (HTML, CSS and JavaScript),
+# Makefile, Containerfile and scripts/cluster/*.yaml. In training/ and parallel/ also that no folder
+# has more than 25 headers and no source, nor a file of JavaScript, more than 450 lines. `make lint`
+# calls it.
 #   usage: scripts/check-layers.sh
 # Prints the includes, lines, folders and files that are wrong, and exits with 1 if there are any.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
@@ -22,24 +23,27 @@ kernels     base device
 parallel    base device kernels
 model       base device kernels parallel
 model/families base device kernels parallel model
-training    base device kernels parallel model model/families tokenizer dataloader'
+training/config base device kernels parallel model model/families tokenizer dataloader
+training    base device kernels parallel model model/families training/config tokenizer dataloader'
 
+sources=(-name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 known=$(awk 'NF { print $1 }' <<< "$layers" | tr '\n' ' ')
 code=0
 while read -r directory below; do
-    for file in "$directory"/*.{h,cpp,cu,cuh} "$directory"/*/*.{h,cpp,cu,cuh}; do
-        [ -e "$file" ] || continue
-        case $directory:$file in model:model/families/*) continue ;; esac
+    while IFS= read -r file; do
+        case $directory:$file in
+            model:model/families/* | training:training/config/*) continue ;;
+        esac
         while IFS=: read -r line header; do
             other=${header%%/*}
-            case $header in model/families/*) other=model/families ;; esac
+            case $header in model/families/* | training/config/*) other=${header%/*} ;; esac
             case " $directory $below " in *" $other "*) continue ;; esac
             case " $known test " in *" $other "*) ;; *) continue ;; esac
             echo "$file:$line includes $header, but $directory/ may only include" \
                 "${below:-nothing else}"
             code=1
         done < <(awk -F'"' '/^ *# *include "/ { print FNR ":" $2 }' "$file")
-    done
+    done < <(find "$directory" \( "${sources[@]}" \))
 done < <(grep . <<< "$layers")
 
 while IFS= read -r include; do
@@ -71,8 +75,6 @@ for directory in training parallel model; do
         awk -v within="$directory/" '$1 != $2 && index($2, within) == 1' | grep -vxE "$exceptions")
 done
 
-sources=(-name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
-
 # Types begin a line, as clang-format has it, and so do namespaces.
 while read -r type files; do
     echo "$type is defined in several files: $files"
@@ -96,6 +98,7 @@ while IFS= read -r line; do
 done < <({
     find "${directories[@]}" scripts test \
         \( "${sources[@]}" -o -name '*.sh' -o -name '*.py' -o -name '*.yaml' \) -print0
+    find training \( -name '*.js' -o -name '*.css' -o -name '*.html' \) -print0
     printf '%s\0' train_gpt.cu Makefile Containerfile .ci/run
 } | sort -z | xargs -0 env LC_ALL=C.UTF-8 grep -nE '^.{101,}$' /dev/null | cut -d : -f 1,2)
 
@@ -111,6 +114,7 @@ while read -r count file; do
         echo "$file has $count lines, more than $most_lines; divide it by subjects"
         code=1
     }
-done < <(find training parallel \( "${sources[@]}" \) -exec grep -c '' /dev/null {} + |
+done < <(find training parallel \( "${sources[@]}" -o -name '*.js' \) \
+    -exec grep -c '' /dev/null {} + |
     sed -E 's/^(.*):([0-9]+)$/\2 \1/')
 exit $code

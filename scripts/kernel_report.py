@@ -129,8 +129,8 @@ REASONS = [
     (r"grouped_tile: rows_kernel",
      "A tile of the result has 128 rows and 128 columns and reads its rows and its weights itself: "
      "a row is asked for once for every 128 columns, a weight once for every 128 rows of its "
-     "expert or part of them. The order of the tiles (`RowTiles`) has those that run at the same "
-     "time share both, so that the L2 cache can serve them."),
+     "expert or part of them. The order of the tiles (`RowTiles`) lets tiles that run at the same "
+     "time share rows and weights, so that the L2 cache can serve them."),
     (r"grouped_tile: sums_kernel",
      "Likewise, both operands are read once for every 128 columns of the other. The gradients, in "
      "fp32, are half of the bytes; each is written once."),
@@ -492,8 +492,8 @@ def hopper_report():
     print("\n## Kernels for sm_90a\n")
     paragraph(f"""Attention and grouped products with wgmma have {len(found)} kernels of 384
         threads: a warpgroup that loads and two that multiply 64 rows each. They begin with 168
-        registers a thread, which `setmaxnreg` then changes to those of the table (the warpgroup
-        that loads, those that multiply).""")
+        registers a thread. `setmaxnreg` then changes this number to the two numbers of the table
+        (the warpgroup that loads, the warpgroups that multiply).""")
     items("None spills. ptxas delays no product for want of registers and adds no fence.", *ordered)
     paragraph("The columns:")
     items("""**older**: the tile of the kernel with mma.sync, whose registers are in the other
@@ -501,7 +501,7 @@ def hopper_report():
           """**shared memory, B**: it is dynamic, and the bytes are the sources' own constants, as
         compiled;""",
           """**MFLOPs, KiB of shared memory traffic**: of a tile (a slice of 64 of grouped
-        products). The bytes are those that wgmma reads, for each of the two warpgroups, and that
+        products). The bytes are what wgmma reads, for each of the two warpgroups, and what
         copies write;""",
           f"""**µs**: the times are those of a multiprocessor's part of the machine:
         {FLOPS / 1e12:.0f} TFLOP/s, in fp8 twice as many, {SHARED_RATE / 1e12:.0f} TB/s of shared
@@ -530,9 +530,9 @@ def hopper_report():
         more; a second held tile lets the next tile's copies start while one is in use.""",
           """**Exponentials.** A forward pass of D = 64 has as many as it has time for: 1024 clocks
         of each for 128 × 128 scores.""",
-          """**Grouped products** of 128 × 128 read more than they multiply, those of 128 × 256 as
-        much. In fp8 a slice has as many bytes and twice as many products, which take as long; but
-        its sums are added in fp32, and registers hold both for 128 × 128 alone.""")
+          """**Grouped products** of 128 × 128 read more than they multiply, products of 128 × 256
+        as much. In fp8 a slice has as many bytes and twice as many products, which take as long;
+        but its sums are added in fp32, and registers hold both for 128 × 128 alone.""")
     paragraph(f"""Predicted times of a pass over a causal layer: the time of the busiest unit,
         divided by {EXPECTED}, on an H200 (memory {MEMORY_RATE / 1e12} TB/s). Tiles above the
         diagonal are not visited; tiles on it are computed whole. Grouped products move their
@@ -553,8 +553,8 @@ short sequences of narrow heads are what these kernels are worst at.""")
           """**Not tested**: more than 2³¹ rows of attention, of which its lse and the backward
         pass's statistics have a number for each, B·H·T of them, since the rows of results cannot
         overlap, and so many are more than the simulator can compute; and grouped products in fp8
-        of so many codes. Of these we have only read that offsets are computed in 64 bits. B·H and
-        the rows of a head are counted in 32 bits.""")
+        of so many codes. In these two cases only the code says that offsets are computed in 64
+        bits. B·H and the rows of a head are counted in 32 bits.""")
     paragraph("What to look at first on a GPU:")
     items("""`scripts/first_hour.sh --only hopper`: each of these kernels beside the older one and
         cuDNN.""",
@@ -775,11 +775,11 @@ paragraph(f"""Made by `scripts/kernel_report.py`: registers, spills and static s
     heads, vocabulary {V}, B = {B}, T = {T}, bf16) and, for kernels that it lacks, in one of a Qwen3
     ({H_KV} key/value heads, hidden layer of {F}, vocabulary {LONG_V}). All launches of
     a step are added up.""")
-paragraph("""Bytes are those that threads ask for, whether a cache has them or not; a value that all
+paragraph("""Bytes are what threads ask for, whether a cache has them or not; a value that all
     threads of a warp read counts for each. The least is what must be read and written once; where
-    segments are looked up or rows of weights are read again, threads ask for more. Instructions are
-    those of a warp, in PTX. Efficiency is ideal sectors over sectors; a bank conflict degree of 1
-    is none. No times: [measurements.md](measurements.md#one-h100) has those that were measured. The
+    segments are looked up or rows of weights are read again, threads ask for more. Instructions
+    count once for a warp, in PTX. Efficiency is ideal sectors over sectors; a bank conflict degree
+    of 1 is none. No times: [measurements.md](measurements.md#one-h100) has measured times. The
     simulator counts the bytes of asynchronous copies to shared memory (attention, grouped products,
     the head, the backward pass of layer norm) but not their sectors, so that load efficiency there
     speaks of the other loads alone.""")
@@ -835,9 +835,9 @@ for name in others:
 if nvdisasm:
     print("\n## The head's softmax\n")
     paragraph("""SASS instructions per bf16 logit (`loss_in_shared_memory<bf16, false, NoCap>`):
-        those of each loop over a row, from its label to the branch back, over 8 for each 16-byte
-        access to the row in it. Of the loops of a pass the one that is unrolled most counts.
-        Before: until 2026-11-23, along the path of whole packs.""")
+        the instructions of each loop over a row, from its label to the branch back, over 8 for
+        each 16-byte access to the row in it. In a pass with several loops, the one that is unrolled
+        most counts. Before: until 2026-11-23, along the path of whole packs.""")
     print("| GPU | copy to shared memory | maximum and sum | gradient | all | before: copy "
           "| maximum and sum | gradient | all |")
     print("|---|---|---|---|---|---|---|---|---|")

@@ -1,7 +1,8 @@
-// A checkpoint that is written while training goes on. After the step's update its state is copied
-// (StateCopy). When the step's outcome has arrived, a thread of each rank writes the rank's files
-// from the copy; then a thread of the first rank writes the weights and the manifest. The ranks
-// learn of each other's threads from a sum that steps add up anyway (StepSums::save_progress).
+// A checkpoint that is written while training continues. After the step's update its state is
+// copied (StateCopy). When the step's outcome has arrived, a thread of each rank writes the rank's
+// files from the copy; then a thread of the first rank writes the weights and the manifest. The
+// ranks learn of each other's threads from a sum that steps add up anyway
+// (StepSums::save_progress).
 #pragma once
 #include <atomic>
 #include <cstdint>

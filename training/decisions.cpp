@@ -22,6 +22,7 @@
 #include "training/files/checkpoint.h"
 #include "training/files/decay_start.h"
 #include "training/plan/fit.h"
+#include "training/plan/memory_advice.h"
 #include "training/plan/peak.h"
 
 namespace train_gpt {

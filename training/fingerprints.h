@@ -52,12 +52,13 @@ class Fingerprints {
 
     std::vector<std::string> names_, kinds_;
     std::vector<FingerprintSegment> segments_;
-    // This rank's, in the device's memory: [tensors, kinds] of what it holds first, the same of its
-    // copies of what an earlier rank holds, and one of the input.
+    // This rank's sums, in the device's memory. sums_ [tensors, kinds]: of the elements that this
+    // rank holds first. copies_ [tensors, kinds]: of its copies of elements that an earlier rank
+    // holds. input_ [1]: of the input.
     uint64_t *sums_ = nullptr, *copies_ = nullptr, *input_ = nullptr;
     std::vector<int64_t> held_, copied_;  // elements of this rank, by tensor
     BatchShape batch_;
-    bool adds_input_ = false;  // one of the ranks that read the same tokens does
+    bool adds_input_ = false;  // true for one of the ranks that read the same tokens
 };
 
 }  // namespace train_gpt

@@ -61,8 +61,8 @@ const char* interrupted();
 /// The remembered signal's number; 0 if there was no signal.
 int interrupt_signal();
 
-/// While an object lives, these signals end nothing. That one came is remembered, and interrupts a
-/// read that waits. There is one object at a time.
+/// While an object exists, these signals do not end the process. The object remembers that a signal
+/// came, and the signal interrupts a read that waits. There is one object at a time.
 class SignalWatch {
   public:
     explicit SignalWatch(std::initializer_list<int> signals);

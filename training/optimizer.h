@@ -17,9 +17,8 @@
 
 namespace train_gpt {
 
-/// What the optimizer keeps for each element: AdamW's two moments, of which matrices that Muon
-/// updates have the first, as their momentum. In 8 bits the scales of blocks, too. A store is made
-/// with these slots.
+/// The optimizer's slots, with which a store is made: AdamW's moments m and v. A matrix that Muon
+/// updates has m alone, its momentum. In 8 bits there are also slots for the scales of m and v.
 std::vector<OptimizerSlot> optimizer_slots(StateDType dtype = StateDType::fp32);
 
 struct OptimizerOptions {

@@ -30,7 +30,6 @@ Run::Run(const RunParts& parts, int64_t stop_at)
       checkpoints_(parts.start, parts.folder, parts.watch, parts.reports),
       flip_(TestFlip::from_environment(world().rank())) {
     if (stop_at_ > 0 && step_ >= stop_at_) ending_ = Ending::stopped;
-    set_steps(checkpoints_.saved_step(), step_);
 }
 
 void Run::evaluate_at_start() {
@@ -57,7 +56,7 @@ void Run::evaluate_at_start() {
 void Run::choose_first_grids() {
     Trainer& trainer = start_.trainer;
     const Grids* grids = trainer.parameters.grids();
-    if (!grids || grids->known() || !goes_on()) return;
+    if (!grids || grids->known() || !has_next_step()) return;
     world().activity().phase = "first grids";
     LoaderOptions options = start_.loading();
     options.rank = 0, options.world = 1, options.prefetch = 1;
@@ -66,7 +65,7 @@ void Run::choose_first_grids() {
     reports_.log.restart_time();
 }
 
-bool Run::goes_on() {
+bool Run::has_next_step() {
     if (step_ >= steps_ && ending_ == Ending::finished) settle(true);
     return step_ < steps_ && ending_ == Ending::finished;
 }

@@ -44,7 +44,7 @@ class Run {
     void choose_first_grids();
     /// Whether another step follows. After the last one, takes all outcomes: with exact sums a step
     /// may come again.
-    bool goes_on();
+    bool has_next_step();
 
     // ---- A step ---------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class RunCheckpoints {
     /// Takes the outcome of a step that has not failed; progress: StepSums::save_progress. Returns
     /// whether a save has ended.
     bool take_outcome(int64_t step, double progress);
-    /// The step, and those after it, have changed nothing.
+    /// Forgets what was begun for `step` and later steps, which have not changed the weights.
     void forget_from(int64_t step) { background_.forget_from(step); }
     /// Waits for a save in the background. The outcomes of all steps have been taken.
     void finish_background();

@@ -17,10 +17,10 @@
 #include "parallel/step_clock.h"
 #include "training/batch_feed.h"
 #include "training/config/layout.h"
+#include "training/config/step_sums.h"
 #include "training/evaluation.h"
 #include "training/fingerprints.h"
 #include "training/optimizer.h"
-#include "training/watch/step_sums.h"
 
 namespace train_gpt {
 

@@ -8,8 +8,8 @@
 
 namespace train_gpt {
 
-/// Which of these keys a family's class in transformers has, and the key of n_expert by which
-/// published files know it; both are read.
+/// Which of these keys a family's class in transformers has. n_expert: the key in published files;
+/// num_experts and num_local_experts are both read.
 struct ExpertKeys {
     const char* n_expert = "num_experts";
     /// decoder_sparse_step and mlp_only_layers say which layers have an MLP of intermediate_size;

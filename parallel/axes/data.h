@@ -37,8 +37,8 @@ struct UnitPass {
     int first = 0, last = 0;
 };
 
-/// The bytes that each rank sends for gradients, weights and numbers in a step between two others,
-/// as Communicator counts them:
+/// The bytes that each rank sends for gradients, weights and numbers in a step that is neither the
+/// first nor the last one of a run, as Communicator counts them:
 ///
 ///   all-reduce       2·r·n·(k−1)/k   gradients of tensor-parallel copies, of replicas, of a tied
 ///                                    embedding, and with ZeRO-0

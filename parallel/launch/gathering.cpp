@@ -50,7 +50,7 @@ class Gathering {
         open();
         meeting_.listener = net::open_port(members_[0].introduction.port, "the other ranks");
         members_[0].introduction.host = options.host;
-        members_[0].introduction.addresses = sentence(net::own_addresses());
+        members_[0].introduction.addresses = joined_by_spaces(net::own_addresses());
         members_[0].is_here = true;
     }
 
@@ -93,7 +93,7 @@ class Gathering {
             for (const int port : place_.ports) {
                 Socket listener = net::listen_on(port);
                 if (!listener) continue;
-                door_ = net::Door(std::move(listener));
+                listener_ = net::PausingListener(std::move(listener));
                 port_ = port;
                 return;
             }
@@ -119,7 +119,7 @@ class Gathering {
 
     void turn() {
         std::vector<pollfd> polls;
-        door_.enlist(polls);
+        listener_.enlist(polls);
         for (const Newcomer& newcomer : newcomers_)
             polls.push_back({newcomer.channel.fd(), newcomer.channel.events(), 0});
         for (const Member& member : members_) polls.push_back({member.channel.fd(), POLLIN, 0});
@@ -139,9 +139,10 @@ class Gathering {
     void admit_callers() {
         const size_t most = missing().size() + spare_newcomers;
         for (size_t count = 0; count < most; ++count) {
-            Socket socket = door_.admit();
+            Socket socket = listener_.admit();
             if (!socket) {
-                if (door_.rests() && !newcomers_.empty()) newcomers_.erase(newcomers_.begin());
+                if (listener_.is_paused() && !newcomers_.empty())
+                    newcomers_.erase(newcomers_.begin());
                 return;
             }
             // The oldest that has said nothing yet makes room, else the oldest.
@@ -329,7 +330,7 @@ class Gathering {
     }
 
     Meeting send_roster() {
-        door_ = net::Door();
+        listener_ = net::PausingListener();
         newcomers_.clear();
         const std::string random = net::random_text(32);
         meeting_.key = key_of_links(secret_, random);
@@ -339,8 +340,8 @@ class Gathering {
             // Where it came from is where it can be reached, unless that is from this host.
             if (!member.address.empty() && !net::is_loopback(member.address))
                 addresses.insert(addresses.begin(), member.address);
-            parts.insert(parts.end(),
-                         {member.introduction.host, sentence(addresses), member.introduction.port});
+            parts.insert(parts.end(), {member.introduction.host, joined_by_spaces(addresses),
+                                       member.introduction.port});
             meeting_.peers.push_back(
                 {member.introduction.host, addresses, member.introduction.port});
             meeting_.channels.push_back(std::move(member.channel));
@@ -357,7 +358,7 @@ class Gathering {
     const Secret& secret_;
     const MeetingOptions& options_;
     const Time start_;
-    net::Door door_;
+    net::PausingListener listener_;
     int port_ = 0;
     std::vector<Member> members_;  // by rank
     std::vector<Newcomer> newcomers_;

@@ -56,7 +56,7 @@ RankConnections::RankConnections(int rank, Meeting meeting, Duration grace)
       grace_(grace),
       known_(std::move(meeting.peers)),
       key_(std::move(meeting.key)),
-      door_(std::move(meeting.listener)),
+      listener_(std::move(meeting.listener)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake_) throw Error("this rank cannot make an event: ", std::strerror(errno));
     peers_.resize(rank == 0 ? known_.size() : 1);
@@ -124,7 +124,7 @@ std::string RankConnections::receive(int from) {
 }
 
 Channel RankConnections::call(int rank, const std::string& purpose, bool is_encrypted) {
-    const Meeting::Peer& other = known_[static_cast<size_t>(rank)];
+    const Meeting::RankAddress& other = known_[static_cast<size_t>(rank)];
     if (purpose.size() > longest_purpose)
         throw Error(
             "the group of ranks ", purpose,
@@ -181,7 +181,7 @@ void RankConnections::run() {
     std::vector<int> ranks;
     while (true) {
         polls = {{wake_.fd(), POLLIN, 0}};
-        door_.enlist(polls);
+        listener_.enlist(polls);
         ranks.clear();
         for (size_t r = 0; r < peers_.size(); ++r) {
             if (!peers_[r] || peers_[r]->has_ended) continue;
@@ -254,9 +254,9 @@ void RankConnections::handle(Peer& peer, Kind kind, std::string text) {
 
 void RankConnections::admit_callers() {
     for (size_t count = 0; count < most_newcomers; ++count) {
-        Socket socket = door_.admit();
+        Socket socket = listener_.admit();
         if (!socket) {
-            if (door_.rests() && !newcomers_.empty()) newcomers_.erase(newcomers_.begin());
+            if (listener_.is_paused() && !newcomers_.empty()) newcomers_.erase(newcomers_.begin());
             return;
         }
         if (newcomers_.size() >= most_newcomers) {

@@ -92,9 +92,9 @@ class RankConnections {
 
     const int rank_;
     const net::Duration grace_;
-    const std::vector<Meeting::Peer> known_;
+    const std::vector<Meeting::RankAddress> known_;
     const std::string key_;
-    net::Door door_;
+    net::PausingListener listener_;
     net::Socket wake_;
     std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null where there is no connection
     std::vector<Newcomer> newcomers_;

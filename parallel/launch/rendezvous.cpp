@@ -96,7 +96,7 @@ std::vector<std::string> words(const std::string& text) {
     return all;
 }
 
-std::string sentence(const std::vector<std::string>& words) {
+std::string joined_by_spaces(const std::vector<std::string>& words) {
     std::string text;
     for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
     return text;
@@ -176,7 +176,7 @@ class Visitor {
         std::vector<std::string> addresses = net::own_addresses();
         constexpr size_t most = 32;
         if (addresses.size() > most) addresses.resize(most);
-        introduction_.addresses = sentence(addresses);
+        introduction_.addresses = joined_by_spaces(addresses);
     }
 
     Meeting come() {

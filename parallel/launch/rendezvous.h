@@ -7,7 +7,8 @@
 //     rank    →  its introduction: rank, world size, program version, job, host, a number of the
 //                process, and where other ranks can connect to this rank
 //     rank 0  →  its verdict
-// Two jobs may use the same ports, so rank 0 tells a rank of another job to try other ports. If a
+// Two jobs may use the same ports, so rank 0 answers a rank of another job that it must try other
+// ports. If a
 // rank of this job does not fit (another version, another world size, a rank that is here already),
 // rank 0 ends the job and prints why. When all ranks are here, rank 0 sends every rank the list of
 // ranks and closes the port. The connections remain, for small messages.
@@ -26,12 +27,12 @@
 namespace train_gpt {
 
 struct Meeting {
-    struct Peer {
+    struct RankAddress {
         std::string host;
         std::vector<std::string> addresses;  // where the rank may be reached, the best first
         std::string port;                    // the port on which the rank listens
     };
-    std::vector<Peer> peers;             // by rank
+    std::vector<RankAddress> peers;      // by rank
     std::vector<net::Channel> channels;  // rank 0: to each rank, by rank; others: [0], to rank 0
     net::Socket listener;                // of this rank, for connections between ranks
     // The keys of connections between ranks follow from this key. No rank sends it: it follows from
@@ -92,7 +93,7 @@ std::string with_length(const std::string& message);
 std::string key_of_links(const Secret& secret, const std::string& random);
 
 std::vector<std::string> words(const std::string& text);
-std::string sentence(const std::vector<std::string>& words);  // joined by spaces
+std::string joined_by_spaces(const std::vector<std::string>& words);
 
 Meeting gather_ranks(const Place& place, const Secret& secret, const MeetingOptions& options);
 Meeting come_to_rank_0(const Place& place, const Secret& secret, const MeetingOptions& options);

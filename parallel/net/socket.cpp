@@ -123,14 +123,14 @@ Socket accept_from(const Socket& listener) {
     return Socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
 }
 
-void Door::enlist(std::vector<pollfd>& polls) const {
-    polls.push_back({rests() ? -1 : listener_.fd(), POLLIN, 0});
+void PausingListener::enlist(std::vector<pollfd>& polls) const {
+    polls.push_back({is_paused() ? -1 : listener_.fd(), POLLIN, 0});
 }
 
-Socket Door::admit() {
+Socket PausingListener::admit() {
     Socket socket = accept_from(listener_);
     if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
-        rests_until_ = Clock::now() + std::chrono::milliseconds(100);
+        paused_until_ = Clock::now() + std::chrono::milliseconds(100);
     return socket;
 }
 

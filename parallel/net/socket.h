@@ -60,23 +60,23 @@ Socket connect_to(const std::string& address, const std::string& port, Time dead
 /// and sets errno.
 Socket accept_from(const Socket& listener);
 /// A listening port to which strangers may connect, too.
-class Door {
+class PausingListener {
   public:
-    Door() = default;
-    explicit Door(Socket listener) : listener_(std::move(listener)) {}
+    PausingListener() = default;
+    explicit PausingListener(Socket listener) : listener_(std::move(listener)) {}
     explicit operator bool() const { return static_cast<bool>(listener_); }
 
     /// Adds one element to the list that poll() waits for.
     void enlist(std::vector<pollfd>& polls) const;
     /// Returns the next connection that has arrived; an invalid socket if there is none. If this
-    /// process or host has no descriptor left, the door rests for a moment: poll() leaves it out,
+    /// process or host has no descriptor left, the listener pauses for 0.1 s: poll() leaves it out,
     /// which would return at once otherwise.
     Socket admit();
-    bool rests() const { return Clock::now() < rests_until_; }
+    bool is_paused() const { return Clock::now() < paused_until_; }
 
   private:
     Socket listener_;
-    Time rests_until_{};
+    Time paused_until_{};
 };
 
 /// Raises this process's soft limit of open files to the hard limit.

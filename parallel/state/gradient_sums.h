@@ -16,7 +16,7 @@ namespace train_gpt {
 
 /// The ranks of a sum. A bucket goes through its sums in this order.
 enum class SumOver : uint8_t {
-    tensor,    // tensor-parallel ranks, for tensors that each holds whole
+    tensor,    // tensor-parallel ranks, for tensors of which each rank has the whole
     shards,    // the ranks that the state is split over; with ZeRO-0 all of data × context
     replicas,  // ranks in different replicas that hold the same shard
     ends,      // the first and the last pipeline rank, for a tied embedding that both hold

@@ -77,9 +77,9 @@ class Gradients {
     void when_summed(std::function<void(Stream&, size_t bucket)> work) {
         when_summed_ = std::move(work);
     }
-    /// With exact sums: this rank's first micro-batch with a gradient that was not finite, counted
-    /// from 0, in the step before which no gradient was so. steps_ago: how many steps have begun
-    /// after it. After all work on the device.
+    /// With exact sums: the first micro-batch of this rank, counted from 0, whose gradient was not
+    /// finite, in the first step that had such a gradient. steps_ago: how many steps have begun
+    /// since. Call it after all work on the device.
     std::optional<int> first_not_finite(int64_t steps_ago = 0) const;
     /// After this, work on the stream finds the step's sums over all ranks in the buffers' pieces,
     /// and what when_summed() was given has been called for every bucket.
@@ -125,18 +125,18 @@ class Gradients {
     std::function<void(Stream&, size_t)> when_summed_ = [](Stream&, size_t) {};
     std::vector<std::vector<int>> of_unit_;  // parameters
     std::vector<bool> written_;              // of each parameter: later gradients are added
-    // With exact sums, of each parameter: later contributions are added; and the parameter of which
-    // rows have been added since the last contribution ended.
+    // With exact sums, of each parameter: it has a contribution, and later ones are added.
     std::vector<bool> summed_;
+    // With exact sums: the parameter whose rows were added since the last end_contribution().
     std::optional<int> has_rows_;
     ExactRows rows_;
     std::vector<int> ready_;  // of each bucket: how often its units became ready in this step
     std::vector<int> ready_of_unit_;
     int64_t steps_ = 0;
     int micro_batches_ = 1;
-    // Where ranks reduce in each micro-batch, of each bucket: its gradients are being written; and
-    // of each turn, the bucket that was last.
+    // Where ranks reduce in each micro-batch, of each bucket: its gradients are being written.
     std::vector<bool> being_written_;
+    // Of each turn: the bucket that used the buffer last.
     std::optional<size_t> last_in_turn_[ParameterBuffers::turns];
 };
 

@@ -103,8 +103,10 @@ class Matrices {
     char* staging_ = nullptr;    // of parts that are not in it, or not consecutive there
     std::vector<Copy> copies_;   // of matrices that it owns
     using Transfers = std::vector<Communicator::Transfer>;
-    // To owners and from other ranks, before; from owners and to other ranks, after.
-    Transfers given_, collected_, returned_, distributed_;
+    Transfers given_;        // parts that this rank sends to owners before the update
+    Transfers collected_;    // parts that this rank receives as an owner
+    Transfers returned_;     // results that this rank receives after the update
+    Transfers distributed_;  // results that this rank sends as an owner
     Communicator* group_ = nullptr;
     Exchange* exchange_ = nullptr;
     int slot_ = 0;

@@ -20,7 +20,7 @@ struct TensorSplit {
     int64_t multiple = 1;
 };
 
-/// Which tensor-parallel rank of how many.
+/// The number of a tensor-parallel rank, and how many such ranks there are.
 struct TensorRank {
     int rank = 0, ranks = 1;
 
@@ -61,8 +61,9 @@ struct Parameter {
     std::string name;             // in optimizer files and messages
     std::vector<int64_t> shape;   // logical, of one or two extents
     std::vector<int64_t> padded;  // in memory; rows beyond the logical ones are zero and stay zero
-    TensorRank held_by = {};      // whose memory: of a split tensor, it holds this rank's part
-    int unit = 0;                 // the group it is acquired, reduced and gathered with
+    /// The tensor-parallel rank whose memory has the tensor, or that rank's part of a split tensor.
+    TensorRank held_by = {};
+    int unit = 0;  // the group it is acquired, reduced and gathered with
     /// A sweep computes the gradients of consecutive units for a micro-batch, from the last unit
     /// down, without other gradients between them. Units of different sweeps do not share a bucket.
     int sweep = 0;
@@ -82,8 +83,8 @@ struct Parameter {
     std::string tied_to;
     bool has_copy = false;             // another stage's parameter is tied to this one
     std::vector<StoredTensor> stored;  // they cover the rows, in order
-    /// What files of some programs hold instead of all of `stored`; empty: nothing else. They are
-    /// not reordered.
+    /// The tensors that files of some programs have instead of all of `stored`; empty: all files
+    /// have `stored`. Tensors in this list are never reordered.
     std::vector<StoredTensor> or_stored;
     std::vector<std::string> aliases;  // further names of a tensor with the same values in files
     float init_mean = 0, init_std = 0;

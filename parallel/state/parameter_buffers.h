@@ -37,8 +37,7 @@ struct OptimizerSlot {
 /// The registry of parameters and, in the flat buffers of a BucketLayout, their weights, and in
 /// training fp32 masters, the optimizer's slots and gradient sums. With ZeRO-1 a rank holds its
 /// shard of each bucket of masters and slots, with ZeRO-2 also of gradient sums, with ZeRO-3 also
-/// of weights; with ZeRO-0 it holds all. In
-/// fp32 the weights are the masters.
+/// of weights; with ZeRO-0 it holds all. In fp32 the weights are the masters.
 ///
 /// Masters and slots may be in host memory (Sharding::state_on_host).
 ///

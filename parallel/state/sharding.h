@@ -22,8 +22,8 @@ struct MatrixUpdates {
 };
 
 struct Sharding {
-    /// This rank's place among the ranks that the state is split over (shard × context). ZeRO-0
-    /// splits nothing: then among the ranks that gradients are summed over.
+    /// This rank's number among the `size` ranks that the state is split over (shard × context).
+    /// ZeRO-0 splits nothing: then among the ranks whose gradients are added up.
     int rank = 0, size = 1;
     /// Each replica, a group of such ranks, holds the same state. The gradients of all replicas are
     /// added up.

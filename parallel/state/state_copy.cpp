@@ -10,7 +10,7 @@
 
 namespace train_gpt {
 
-void StateCopy::copy_run(Stream& stream, const Run& run) {
+void StateCopy::copy_run(Stream& stream, const ByteRun& run) {
     if (stream.device.is_cuda()) return copy(stream, run.to, run.from, run.bytes);
     constexpr size_t piece = 1 << 20;
 #pragma omp parallel for schedule(static)
@@ -57,7 +57,7 @@ StateCopy::StateCopy(Arena& arena, const ParameterBuffers& buffers,
                 const std::span<const std::byte> from = buffers.memory_of(pieces[*i], state);
                 if (from.empty()) continue;
                 places_[*i * states_ + state] = to;
-                std::vector<Run>& runs = runs_[static_cast<size_t>(1 + bucket)];
+                std::vector<ByteRun>& runs = runs_[static_cast<size_t>(1 + bucket)];
                 // Neighbours in both memories are copied at once.
                 if (!runs.empty() && runs.back().from + runs.back().bytes == from.data() &&
                     runs.back().to + runs.back().bytes == to)
@@ -73,8 +73,8 @@ StateCopy::StateCopy(Arena& arena, const ParameterBuffers& buffers,
 void StateCopy::touch(const std::atomic<bool>& ends) {
     if (copies_.device.is_cuda()) return;
     constexpr size_t page = 4096;
-    for (const std::vector<Run>& runs : runs_)
-        for (const Run& run : runs)
+    for (const std::vector<ByteRun>& runs : runs_)
+        for (const ByteRun& run : runs)
             for (size_t at = 0; at < run.bytes && !ends; at += page)
                 *static_cast<volatile std::byte*>(run.to + at) = std::byte{0};
 }
@@ -83,7 +83,7 @@ void StateCopy::begin(Stream& compute) {
     submitted_.record(compute);
     submitted_.hold(copies_);
     for (size_t place = 0; place < runs_.size(); ++place) {
-        for (const Run& run : runs_[place]) copy_run(copies_, run);
+        for (const ByteRun& run : runs_[place]) copy_run(copies_, run);
         read_[place].record(copies_);
     }
 }

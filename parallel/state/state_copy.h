@@ -1,5 +1,5 @@
 // A copy of this rank's masters and optimizer slots in host memory. A checkpoint is written from it
-// while training goes on.
+// while training continues.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -30,8 +30,8 @@ class StateCopy {
     /// and the first copy does not wait for that. A GPU's host memory has all pages. Any thread may
     /// call it, before begin().
     void touch(const std::atomic<bool>& ends);
-    /// Copies what the work submitted to `compute` so far leaves behind: on a GPU later and on a
-    /// stream of its own, on a CPU at once. The copy before must be complete.
+    /// Copies the state as it is after the work submitted to `compute` so far: on a GPU later and
+    /// on a stream of its own, on a CPU at once. The copy before must be complete.
     void begin(Stream& compute);
     /// Makes later work of `compute` wait until the copy has read a bucket, or all of the others.
     /// An update of the bucket follows.
@@ -49,17 +49,17 @@ class StateCopy {
 
   private:
     /// Memory that is copied at once.
-    struct Run {
+    struct ByteRun {
         const std::byte* from = nullptr;
         std::byte* to = nullptr;
         size_t bytes = 0;
     };
 
-    static void copy_run(Stream& stream, const Run& run);
+    static void copy_run(Stream& stream, const ByteRun& run);
 
     const ParameterBuffers& buffers_;
     Stream copies_;
-    std::vector<std::vector<Run>> runs_;  // of the others, then of each bucket
+    std::vector<std::vector<ByteRun>> runs_;  // of the others, then of each bucket
     std::vector<const void*> others_;
     std::vector<Event> read_;  // as runs_
     Event submitted_;

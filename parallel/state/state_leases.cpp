@@ -44,7 +44,7 @@ StateLeases::StateLeases(Arena& arena, const ParameterBuffers& buffers)
 void StateLeases::find_leases() {
     struct State {
         size_t piece, state;
-        std::byte* home;
+        std::byte* on_host;
         size_t bytes, gap;  // gap: less than any tensor takes
     };
     const auto& pieces = buffers_.pieces();
@@ -69,23 +69,23 @@ void StateLeases::find_leases() {
             std::vector<State>& states = of_bucket[b];
             lease_of_bucket.push_back(states.empty() ? none : leases_.size());
             if (states.empty()) continue;
-            std::ranges::sort(states, {}, &State::home);
+            std::ranges::sort(states, {}, &State::on_host);
             Lease lease{.part = part, .bucket = b, .runs = {}};
             size_t used = 0;
             for (const State& state : states) {
-                Run* last = lease.runs.empty() ? nullptr : &lease.runs.back();
-                if (!last || state.home >= last->home + last->bytes + state.gap) {
+                ByteRun* last = lease.runs.empty() ? nullptr : &lease.runs.back();
+                if (!last || state.on_host >= last->on_host + last->bytes + state.gap) {
                     if (last) used += after_alignment(last->bytes);
                     // NOLINTNEXTLINE(performance-no-int-to-ptr): an offset until place()
-                    lease.runs.push_back({state.home, reinterpret_cast<std::byte*>(used), 0});
+                    lease.runs.push_back({state.on_host, reinterpret_cast<std::byte*>(used), 0});
                     last = &lease.runs.back();
                 }
-                last->bytes = static_cast<size_t>(state.home + state.bytes - last->home);
+                last->bytes = static_cast<size_t>(state.on_host + state.bytes - last->on_host);
             }
             used += after_alignment(lease.runs.back().bytes);
             int64_t& largest = largest_[leases_.size() % turns];
             largest = std::max(largest, static_cast<int64_t>(used));
-            for (const Run& run : lease.runs) bytes_ += static_cast<int64_t>(run.bytes);
+            for (const ByteRun& run : lease.runs) bytes_ += static_cast<int64_t>(run.bytes);
             leases_.push_back(std::move(lease));
         }
     }
@@ -93,7 +93,7 @@ void StateLeases::find_leases() {
 
 void StateLeases::place(std::byte* const (&memory)[turns]) {
     for (size_t i = 0; i < leases_.size(); ++i)
-        for (Run& run : leases_[i].runs)
+        for (ByteRun& run : leases_[i].runs)
             run.leased = memory[i % turns] + reinterpret_cast<uintptr_t>(run.leased);
     const auto& pieces = buffers_.pieces();
     places_.resize(pieces.size() * states_);
@@ -102,11 +102,11 @@ void StateLeases::place(std::byte* const (&memory)[turns]) {
             const bool is_momentum = state == 1 && buffers_.is_matrix(pieces[p].parameter);
             const size_t lease = lease_of(is_momentum ? Part::momentum : Part::elements,
                                           static_cast<size_t>(pieces[p].bucket));
-            const std::span<std::byte> home = buffers_.memory_of(pieces[p], state);
-            if (lease == none || home.empty()) continue;
-            for (const Run& run : leases_[lease].runs)
-                if (home.data() >= run.home && home.data() < run.home + run.bytes)
-                    places_[p * states_ + state] = run.leased + (home.data() - run.home);
+            const std::span<std::byte> on_host = buffers_.memory_of(pieces[p], state);
+            if (lease == none || on_host.empty()) continue;
+            for (const ByteRun& run : leases_[lease].runs)
+                if (on_host.data() >= run.on_host && on_host.data() < run.on_host + run.bytes)
+                    places_[p * states_ + state] = run.leased + (on_host.data() - run.on_host);
         }
 }
 
@@ -130,7 +130,7 @@ void StateLeases::fetch(size_t lease) {
     free_[lease % turns].hold(in_);
     const TraceSpan span(TraceTrack::from_host, in_, "fetch state",
                          static_cast<int>(leases_[lease].bucket));
-    for (const Run& run : leases_[lease].runs) copy(in_, run.leased, run.home, run.bytes);
+    for (const ByteRun& run : leases_[lease].runs) copy(in_, run.leased, run.on_host, run.bytes);
     fetched_[lease].record(in_);
     next_ = lease + 1;
 }
@@ -155,7 +155,8 @@ void StateLeases::release(Stream& stream, Part part, size_t bucket) {
     used_.hold(out_);
     {
         const TraceSpan span(TraceTrack::to_host, out_, "store state", static_cast<int>(bucket));
-        for (const Run& run : leases_[lease].runs) copy(out_, run.home, run.leased, run.bytes);
+        for (const ByteRun& run : leases_[lease].runs)
+            copy(out_, run.on_host, run.leased, run.bytes);
     }
     written_[lease].record(out_);
     free_[lease % turns].record(out_);

@@ -25,8 +25,9 @@ class StateLeases {
     /// Takes device memory for two leases, which take turns. `buffers` must live longer.
     StateLeases(Arena& arena, const ParameterBuffers& buffers);
 
-    /// A piece as an update finds it: with the device's addresses of its master and its slots. They
-    /// have the state between acquire() and release() of their part of the piece's bucket.
+    /// A piece as an update finds it: with the device's addresses of its master and its slots.
+    /// These addresses hold the piece's state between acquire() and release() of a part of the
+    /// piece's bucket: the part that the master or slot belongs to.
     ParameterBuffers::Piece leased(const ParameterBuffers::Piece& piece) const;
 
     /// Begins to fetch what the first two leases of an update need, beside the step's other work.
@@ -45,14 +46,14 @@ class StateLeases {
 
   private:
     /// Memory that is copied at once.
-    struct Run {
-        std::byte *home = nullptr, *leased = nullptr;
+    struct ByteRun {
+        std::byte *on_host = nullptr, *leased = nullptr;
         size_t bytes = 0;
     };
     struct Lease {
         Part part = Part::elements;
         size_t bucket = 0;
-        std::vector<Run> runs;
+        std::vector<ByteRun> runs;
     };
 
     static constexpr size_t turns = 2, none = SIZE_MAX;

@@ -11,7 +11,7 @@ namespace train_gpt::watchdog {
 Hub::Hub(Socket listener, const Invitation& invitation, const Activity& activity,
          WatchdogOptions options)
     : Watch(activity, std::move(options)),
-      door_(std::move(listener)),
+      listener_(std::move(listener)),
       invitation_(invitation),
       members_(static_cast<size_t>(options_.size)) {
     members_[0].state = Member::State::watched;
@@ -22,7 +22,7 @@ Hub::Hub(Socket listener, const Invitation& invitation, const Activity& activity
 void Hub::enlist(std::vector<pollfd>& polls) {
     polls.reserve(2 * members_.size() + spare_newcomers + 2);
     listener_slot_ = polls.size();
-    door_.enlist(polls);
+    listener_.enlist(polls);
     for (Newcomer& newcomer : newcomers_) newcomer.connection->enlist(polls);
     for (Member& member : members_)
         if (member.connection) member.connection->enlist(polls);
@@ -31,7 +31,7 @@ void Hub::enlist(std::vector<pollfd>& polls) {
 void Hub::receive(const std::vector<pollfd>& polls) {
     for (size_t r = 1; r < members_.size(); ++r)
         if (members_[r].connection) receive_from(static_cast<int>(r), polls);
-    if (!door_) return;
+    if (!listener_) return;
     for (Newcomer& newcomer : newcomers_) admit(newcomer, polls);
     std::erase_if(newcomers_, [&](const Newcomer& newcomer) {
         return !newcomer.connection || now_ >= newcomer.until;
@@ -40,7 +40,7 @@ void Hub::receive(const std::vector<pollfd>& polls) {
     if (std::none_of(members_.begin(), members_.end(),
                      [](const Member& member) { return member.expected(); })) {
         newcomers_.clear();
-        door_ = net::Door();
+        listener_ = net::PausingListener();
     }
 }
 
@@ -153,7 +153,7 @@ void Hub::judge_stuck() {
 void Hub::accept_newcomers() {
     const size_t most = members_.size() + spare_newcomers;
     for (size_t count = 0; count < most; ++count) {
-        Socket socket = door_.admit();
+        Socket socket = listener_.admit();
         if (!socket) return;
         if (newcomers_.size() >= most) {
             // Drops the oldest connection that has not shown the secret.

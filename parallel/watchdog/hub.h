@@ -54,7 +54,7 @@ class Hub : public Watch {
     void judge_silent();
     void judge_stuck();
 
-    net::Door door_;
+    net::PausingListener listener_;
     const Invitation invitation_;
     std::vector<Member> members_;  // by rank
     std::vector<Newcomer> newcomers_;

@@ -150,7 +150,6 @@ void check_gradient(const Fixture& f, const TinyModel& m, int i, DType dtype) {
 }
 
 const DType dtypes[] = {DType::fp32, DType::bf16};
-const Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise, Recompute::block};
 
 }  // namespace
 

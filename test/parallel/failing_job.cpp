@@ -132,6 +132,10 @@ bool FailingJob::wait_for_step(int64_t step) {
     return waited;
 }
 
+bool FailingJob::wait_for_checkpoint() {
+    return wait_until([&] { return !list_checkpoints(run_).empty(); });
+}
+
 bool FailingJob::signal(int rank, int number) {
     event_ = Clock::now();
     for (const Process& process : processes_of(run_))

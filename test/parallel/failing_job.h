@@ -78,6 +78,8 @@ class FailingJob {
     bool wait_until(const std::function<bool()>& condition);
     /// … and until the ranks have told each other, as they do every second, that they train.
     bool wait_for_step(int64_t step);
+    /// Waits until the run has a complete checkpoint; false when the job ended without one.
+    bool wait_for_checkpoint();
 
     /// Signals a rank, or the launcher (−1). False when there is no such process.
     bool signal(int rank, int number);

@@ -45,6 +45,7 @@ TEST_CASE(
         const int number = ends[static_cast<size_t>(rank)];
         CAPTURE(rank, number);
         FailingJob job(3, run);
+        REQUIRE(job.wait_for_checkpoint());
         REQUIRE(job.wait_for_step(last_step(run) + random_int(5, 12)));
         REQUIRE(job.signal(rank, number));
         check_failed(job, run, concat("rank ", rank, " \\(host [^)]+\\) is dead: ", last_words));
@@ -209,6 +210,7 @@ TEST_CASE("SIGTERM to mpirun ends the job and leaves whole checkpoints", "[failu
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     FailingJob job(3, run);
+    REQUIRE(job.wait_for_checkpoint());
     REQUIRE(job.wait_for_step(random_int(5, 12)));
     REQUIRE(job.signal(-1, SIGTERM));
     const ProgramResult result = job.finish();

@@ -689,6 +689,7 @@ TEST_CASE("of ranks that met over TCP, one that is killed or stopped ends all wi
         CAPTURE(rank, name_of(launcher), stops);
         const fs::path run = directory / concat("run-", rank);
         failing_job::FailingJob job(3, run, {}, {}, launcher);
+        REQUIRE(job.wait_for_checkpoint());
         REQUIRE(job.wait_for_step(random_int(5, 12)));
         REQUIRE(job.signal(rank, stops ? SIGSTOP : SIGKILL));
         if (stops)

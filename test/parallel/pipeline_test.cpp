@@ -114,7 +114,7 @@ TEST_CASE("the stages of all pipeline ranks hold each parameter once, but a tied
         const int p = static_cast<int>(random_int(2, 3)), v = static_cast<int>(random_int(1, 2));
         std::map<std::string, int> held;
         for (int rank = 0; rank < p; ++rank) {
-            const RankRegistry of_rank = rank_registry(
+            const RankRegistry of_rank = registry_of_rank(
                 whole,
                 deal_layers({std::vector<double>(static_cast<size_t>(spec.n_layer), 1)}, p * v),
                 rank, p, {});

@@ -20,6 +20,7 @@
 #include "training/config/presets.h"
 #include "training/plan/datasheet.h"
 #include "training/plan/fit.h"
+#include "training/plan/memory_advice.h"
 #include "training/plan/plan.h"
 
 using namespace train_gpt;
@@ -221,7 +222,7 @@ TEST_CASE("an offload that is chosen has the stage of ZeRO that it has if it is 
     for (const int gib : {14, 18, 22, 26, static_cast<int>(random_int(12, 30))}) {
         const PlanTarget with = gpu_elsewhere("h100", static_cast<uint64_t>(gib) << 30);
         const RunShape shape = shape_of(config, 2);
-        const DeviceAndHost available = memory_for_a_rank(with, shape.mesh);
+        const DeviceAndHost available = memory_on(with, shape.mesh);
         const Speeds speeds = planned_speeds(with, available, shape);
         const Fit open = fit_into(available, shape, with.device, speeds),
                   given =
@@ -245,7 +246,7 @@ TEST_CASE("a plan for another machine weighs offloading where a run there would"
                                 {"tokenizer.path=", concat("memory.recompute=", recompute)});
                 const PlanTarget with = gpu_elsewhere("h100", static_cast<uint64_t>(gib) << 30);
                 const RunShape shape = shape_of(config);
-                const DeviceAndHost available = memory_for_a_rank(with, shape.mesh);
+                const DeviceAndHost available = memory_on(with, shape.mesh);
                 const Fit plan = fit_into(available, shape, with.device,
                                           planned_speeds(with, available, shape)),
                           all = fit_into(available, shape, with.device,

@@ -20,6 +20,7 @@
 #include "training/config/load_config.h"
 #include "training/config/micro_batches.h"
 #include "training/plan/fit.h"
+#include "training/plan/memory_advice.h"
 #include "training/trainer.h"
 
 using namespace train_gpt;

@@ -424,7 +424,7 @@ struct Config {
     int64_t least_tokens_per_step() const {
         return batch.warmup_tokens > 0 ? batch.warmup_tokens_per_step : batch.tokens_per_step;
     }
-    /// Whether training goes on while checkpoints are written, once checkpoint.async is decided.
+    /// Whether training continues while checkpoints are written, once checkpoint.async is decided.
     bool saves_in_background() const {
         return checkpoint.every > 0 && checkpoint.async == std::optional(true);
     }

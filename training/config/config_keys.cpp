@@ -191,11 +191,9 @@ constexpr ConfigKey later_keys[] = {
      "Steps between checkpoints; 0: only at the end."},
     {KEY(checkpoint.keep), between(0, 1000000), "Newest checkpoints to keep; 0: all."},
     {KEY(checkpoint.async), one_of<std::optional<bool>>(),
-     "Whether training goes on while a checkpoint is written: the state is copied into memory of "
-     "the "
-     "host, and a thread of low priority writes the files from the copy. A checkpoint at the end "
-     "of "
-     "a run or after a signal is written at once. `auto`: on, if the memory is there."},
+     "Whether training continues while a checkpoint is written: the state is copied into memory of "
+     "the host, and a thread of low priority writes the files from the copy. A checkpoint at the "
+     "end of a run or after a signal is written at once. `auto`: on, if the memory is there."},
 
     {KEY(evaluation.every), between(0, max_steps),
      "Steps between evaluations; 0: only at the end."},

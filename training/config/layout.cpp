@@ -13,7 +13,7 @@
 #include "parallel/state/grids.h"
 #include "tokenizer/formats.h"
 #include "training/config/known_data.h"
-#include "training/watch/step_sums.h"
+#include "training/config/step_sums.h"
 
 namespace train_gpt {
 
@@ -262,8 +262,8 @@ RankRegistry registry_of_rank(const RunShape& shape, const Registry& whole, int 
     const TensorRank tensor = tensor_rank(mesh, rank);
     require_shared(shared_sizes(shape.spec), tensor.ranks);
     RankRegistry registry =
-        rank_registry(whole, layers_of_stages(shape), mesh.at(Axis::pipeline, rank),
-                      mesh.size(Axis::pipeline), tensor);
+        registry_of_rank(whole, layers_of_stages(shape), mesh.at(Axis::pipeline, rank),
+                         mesh.size(Axis::pipeline), tensor);
     const auto& p = shape.config.parallel;
     if (sharding_of(shape, rank).reduces_each())
         number_sweeps(registry, p.pipeline > 1 && p.schedule == PipelineKind::zero_bubble);
@@ -329,7 +329,8 @@ std::string larger_micro_batch(const Config& config, int64_t most) {
 }  // namespace
 
 std::string contributions_problem(const Config& config) {
-    // With more, each is rounded to fewer than 18 bits, which fp32 sums exceed (docs/learning.md).
+    // With more, each is rounded to fewer than 18 bits, which fp32 sums exceed
+    // (docs/many-ranks.md).
     constexpr int64_t most = 2048;
     const int64_t micro_batches = config.micro_batches_per_step(), parts = config.parallel.context;
     if (micro_batches * parts <= most) return "";

@@ -89,8 +89,8 @@ struct RunShape {
     RunShape with_recompute(Recompute level) const;
     RunShape with_zero(int stage) const;
     RunShape with_offload(const Offload& offload) const;
-    /// The shape for counting memory and traffic, which is done many times. It has `whole`, whose
-    /// parameters do not know what files call them.
+    /// The shape for counting memory and traffic, which is done many times. `whole` is set, and its
+    /// parameters have no StoredTensors.
     RunShape for_counting() const;
     /// Nothing where memory.offload is "auto".
     Offload offload() const { return offload_of(config).value_or(Offload{}); }

@@ -18,9 +18,10 @@ enum class DecaysOf { run, sweep };
 /// The configuration as its run uses it. With schedule.decay_from and wsd, decay_from becomes the
 /// checkpoint's folder, and the run has D steps after the checkpoint's S, whatever length is given.
 /// D is schedule.decay_steps; if that is 0, the decay is the share schedule.decay_fraction of S + D
-/// steps. A run that has begun keeps its checkpoint and S, also if the other run has gone on since;
-/// the runs of a sweep that name the same path have the same checkpoint, whenever they begin.
-/// Throws Error if there is no such checkpoint, or the run in run_dir began from another one.
+/// steps. A run that has begun keeps its checkpoint and S, also if the other run has trained more
+/// steps since; the runs of a sweep that name the same path have the same checkpoint, whenever they
+/// begin. Throws Error if there is no such checkpoint, or the run in run_dir began from another
+/// one.
 Config with_decay_from(Config config, DecaysOf decays = DecaysOf::run);
 
 /// The number of steps before the first step that a run trains: S with schedule.decay_from, else 0.

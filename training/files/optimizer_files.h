@@ -3,8 +3,8 @@
 // can read the files.
 //
 // A file has tensors "master/KEY", and "SLOT/KEY" for each slot ("m/KEY", "v/KEY"). They hold
-// elements of a logical, unpadded tensor in this project's layout. Which elements, KEY and the
-// file's metadata "range/KEY" say:
+// elements of a logical, unpadded tensor in this project's layout. KEY, and "range/KEY" in the
+// file's metadata, say which elements:
 //
 //   elements                        KEY                               "range/KEY"
 //   the whole tensor                NAME                              first-end

@@ -73,9 +73,10 @@ Efficiencies efficiencies_of(Software software, const Cluster& cluster, bool fp8
 ///                   · (1 + half_size / (4·min(C, 8192)) + half_rows / M)
 ///   casts       ((3 + 3 + 4) · M·C + 4 · C²) / (memory · bandwidth)
 ///
-/// That is delayed scaling without kernels that round their own result, so `quantisation`, which is
-/// fitted to programs whose kernels do, has no part in it: a prediction may have a smaller width
-/// faster in fp8. Current scaling reads matrices once more. 0: none up to 65,536, or no fp8.
+/// The formula is for delayed scaling without kernels that round their own result. `quantisation`
+/// is fitted to programs whose kernels do, so the formula leaves it out, and a prediction may have
+/// a smaller width faster in fp8. Current scaling reads matrices once more. 0: none up to 65,536,
+/// or no fp8.
 int fp8_pays_from(const Cluster& cluster);
 /// The least width by a GPU's datasheet.
 int fp8_pays_from(const Gpu& gpu);

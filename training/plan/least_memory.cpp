@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 
+#include "model/block.h"
 #include "parallel/pipeline/pipeline_schedule.h"
 #include "training/optimizer.h"
 
@@ -21,14 +22,15 @@ double state_of_element(const RunShape& shape, const Parameter& p) {
     return bytes;
 }
 
-/// Elements of a token that a block keeps for its backward pass.
-double kept_width(const LayerSpec& layer, Recompute level, bool inputs_on_host) {
-    const double width = inputs_on_host ? 0 : layer.n_embd;
-    if (level == Recompute::block) return width;
-    const ExpertSpec& e = layer.experts;
-    return width + layer.qkv_width() + layer.attention_width() +
-           (e ? 2.0 * (double{1} * e.n_expert_per_token * e.n_ff + e.n_ff_shared)
-              : layer.up_width());
+/// Bytes of activations that a block keeps of each token for its backward pass, its input aside.
+double kept_bytes(const LayerSpec& layer, DType dtype, Recompute level) {
+    double bytes = 0;
+    for (const Activation& a : block_activations(layer, dtype)) {
+        const bool of_tokens = a.rows_of == RowsOf::tokens || a.rows_of == RowsOf::ranks_tokens;
+        if (of_tokens && !is_shared(a, level, false))
+            bytes += static_cast<double>(size_of(a.dtype)) * static_cast<double>(a.each * a.width);
+    }
+    return bytes;
 }
 
 }  // namespace
@@ -51,6 +53,9 @@ LeastMemory::LeastMemory(const RunShape& shape) {
         State& layer = layers_.emplace_back(of_unit(whole.unit_of_block(l)));
         if (whole.unit_of_experts(l) != whole.unit_of_block(l))
             layer += of_unit(whole.unit_of_experts(l));
+        auto& kept = kept_.emplace_back();
+        for (const Recompute level : recompute_levels)
+            kept[static_cast<size_t>(level)] = kept_bytes(shape.spec.layer(l), shape.dtype, level);
     }
     embedding_ = of_unit(whole.unit_of(whole.tokens));
     end_ = of_unit(whole.unit_of(whole.final_norm_w));
@@ -63,9 +68,10 @@ double LeastMemory::bytes(const RunShape& shape, const std::vector<int>& layers)
     const int p = mesh.size(Axis::pipeline);
     const Sharding sharding = sharding_of(shape, 0);
     const Offload offload = shape.offload();
+    const auto element = static_cast<double>(size_of(shape.dtype));
     struct Rank {
         State state = {};
-        double width = 0;
+        double kept = 0;  // bytes of each token
     };
     std::vector<Rank> ranks(static_cast<size_t>(p));
     int layer = 0;
@@ -73,7 +79,8 @@ double LeastMemory::bytes(const RunShape& shape, const std::vector<int>& layers)
         for (const int end = layer + layers[stage]; layer < end; ++layer) {
             Rank& rank = ranks[static_cast<size_t>(rank_of_stage(static_cast<int>(stage), p))];
             rank.state += layers_[static_cast<size_t>(layer)];
-            rank.width += kept_width(shape.spec.layer(layer), shape.recompute, offload.activations);
+            rank.kept += kept_[static_cast<size_t>(layer)][static_cast<size_t>(shape.recompute)];
+            if (!offload.activations) rank.kept += element * shape.spec.n_embd;
         }
     assert(layer == shape.spec.n_layer);
     ranks.front().state += embedding_;
@@ -81,7 +88,6 @@ double LeastMemory::bytes(const RunShape& shape, const std::vector<int>& layers)
     if (p > 1) ranks.back().state += tied_;
 
     const double split = mesh.size({Axis::shard, Axis::context}),
-                 element = static_cast<double>(size_of(shape.dtype)),
                  of_parameter = (sharding.reduces_each() ? sizeof(float) / split : sizeof(float)) +
                                 (sharding.gathers_each() ? element / split : element),
                  of_state = offload.optimizer ? 0 : 1 / split;
@@ -90,12 +96,12 @@ double LeastMemory::bytes(const RunShape& shape, const std::vector<int>& layers)
     const int micro_batches = pipeline_shape(shape).micro_batches;
     double most = 0;
     for (int r = 0; r < p; ++r) {
-        const auto& [state, width] = ranks[static_cast<size_t>(r)];
+        const auto& [state, kept] = ranks[static_cast<size_t>(r)];
         // A rank has begun as many micro-batches as there are ranks from it to the last one before
         // the first of them comes back.
         const int in_flight = std::min(micro_batches, p - r);
         most = std::max(most, of_parameter * state.parameters + of_state * state.bytes +
-                                  element * tokens * width * in_flight);
+                                  tokens * kept * in_flight);
     }
     // With Muon, matrices have fewer slots, and a rank may have more of them than others.
     constexpr double of_average = 0.8;

@@ -1,8 +1,11 @@
 // A lower bound of the memory that a run needs. It takes no more than sums over layers, so that a
 // search may ask it for thousands of meshes before memory is counted (plan_memory).
 #pragma once
+#include <array>
+#include <iterator>
 #include <vector>
 
+#include "model/recompute.h"
 #include "training/config/layout.h"
 
 namespace train_gpt {
@@ -26,6 +29,8 @@ class LeastMemory {
     };
 
     std::vector<State> layers_;
+    /// Of each layer and level of recomputation: bytes that it keeps of each token (block.h).
+    std::vector<std::array<double, std::size(recompute_levels)>> kept_;
     State embedding_, end_;  // end_: the final norm, and a head of its own
     State tied_;             // what the last rank of a pipeline holds again for a tied head
 };

@@ -12,10 +12,6 @@
 
 namespace train_gpt {
 
-/// From the level that keeps the most to the level that keeps the least.
-inline constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
-                                                 Recompute::block};
-
 /// As an amount of memory that is available: nobody knows how much there is.
 inline constexpr uint64_t unlimited_memory = std::numeric_limits<uint64_t>::max();
 

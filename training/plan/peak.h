@@ -20,8 +20,8 @@ double measure_host_link(const Device& device);
 double measure_bandwidth(const Device& device);
 
 /// What a step's products and attention reach of `peak`, which measure_peak_flops() gives for the
-/// dtype. Products are an MLP's with 160, 320 and 768 columns and 4,096 tokens, forward and
-/// backward, with its bias and GELU. Least squares of them give the two values of
+/// dtype. The measured products belong to MLPs of 160, 320 and 768 columns and 4,096 tokens,
+/// forward and backward, with bias and GELU. A least-squares fit gives `products` and `half_size`:
 ///
 ///   2·M·N·K / (seconds · peak)   =   products / (1 + half_size / (4·min(N, K)))
 ///

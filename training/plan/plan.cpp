@@ -7,18 +7,20 @@
 #include "base/error.h"
 #include "base/formatted.h"
 #include "device/architecture.h"
+#include "kernels/muon/newton_schulz.h"
 #include "model/families/family.h"
 #include "parallel/group_ctas.h"
+#include "parallel/state/matrices.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/config_text.h"
 #include "training/data_use.h"
 #include "training/files/checkpoint.h"
 #include "training/files/decay_start.h"
 #include "training/plan/fit.h"
+#include "training/plan/memory_advice.h"
 #include "training/plan/pipeline_plan.h"
 #include "training/plan/traffic.h"
 #include "training/schedule.h"
-#include "training/trainer.h"
 
 namespace train_gpt {
 
@@ -290,7 +292,7 @@ PlanReport plan_report(const Config& given, const PlanTarget& target, int world)
     const RunShape asked(given, spec, resolve_dtype(given.precision.dtype, device), Recompute::none,
                          world);
     PlanReport report;
-    report.available = memory_for_a_rank(target, asked.mesh);
+    report.available = memory_on(target, asked.mesh);
     const Speeds speeds = planned_speeds(target, report.available, asked);
     const Fit fit = fit_into(report.available, asked, device, speeds);
     RunShape shape = with_choices(asked, fit);
@@ -338,7 +340,7 @@ std::string planned_picture(const Config& given, const PlanTarget& target, int w
     const Device& device = target.device;
     const RunShape asked(given, spec_of(given, vocab_size_of(given)),
                          resolve_dtype(given.precision.dtype, device), Recompute::none, world);
-    const DeviceAndHost available = memory_for_a_rank(target, asked.mesh);
+    const DeviceAndHost available = memory_on(target, asked.mesh);
     const Speeds speeds = planned_speeds(target, available, asked);
     const RunShape shape = with_choices(asked, fit_into(available, asked, device, speeds));
     return schedule_picture(shape, memory_of_stages(shape, device));

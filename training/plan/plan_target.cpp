@@ -47,7 +47,7 @@ int local_ranks(const PlanTarget& target, int world) {
     return std::clamp(most, 1, world);
 }
 
-DeviceAndHost memory_for_a_rank(const PlanTarget& target, const MeshLayout& mesh) {
+DeviceAndHost memory_on(const PlanTarget& target, const MeshLayout& mesh) {
     if (target.is_here())
         return memory_for_a_rank(target.device, mesh, local_ranks(target, mesh.world()));
     return {.device = memory_of_a_gpu(target.memory / 40 * 39, mesh), .host = unlimited_memory};

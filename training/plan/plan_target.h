@@ -39,7 +39,7 @@ int local_ranks(const PlanTarget& target, int world);
 /// The memory that a rank may take on the target. On this machine local_ranks() share it. A GPU
 /// that is not here has 97.5 % of its memory free (an H100 of 80 GiB has 78.3 GiB: measured), and a
 /// host with enough memory.
-DeviceAndHost memory_for_a_rank(const PlanTarget& target, const MeshLayout& mesh);
+DeviceAndHost memory_on(const PlanTarget& target, const MeshLayout& mesh);
 
 /// Speeds for fit_into(), as far as they decide. The link between ranks is the target's, else
 /// assumed (assumed_link()). Products and the way to the host are measured if the device is here,

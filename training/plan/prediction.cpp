@@ -66,7 +66,7 @@ Speeds speeds_on(const Cluster& cluster, const RunShape& shape) {
 
 RunShape choose_for(const RunShape& shape, const Cluster& cluster) {
     const PlanTarget target = target_of(cluster);
-    const DeviceAndHost available = memory_for_a_rank(target, shape.mesh);
+    const DeviceAndHost available = memory_on(target, shape.mesh);
     const Speeds speeds =
         deciding_speeds(speeds_on(cluster, shape), available, shape, target.device);
     RunShape chosen = with_choices(shape, fit_into(available, shape, target.device, speeds));
@@ -193,7 +193,7 @@ Prediction predict(const RunShape& shape, const Cluster& cluster,
         if (const auto purpose = static_cast<Purpose>(i); plan.bytes(purpose) > 0)
             p.memory[label_of(purpose, plan.device())] = plan.bytes(purpose);
     p.memory["total"] = plan.total_bytes();
-    p.memory_available = memory_for_a_rank(target, shape.mesh).device;
+    p.memory_available = memory_on(target, shape.mesh).device;
     if (cluster.is_cuda() && !target.device.is_cuda())
         p.notes.emplace_back(
             "this build has no CUDA kernels, so memory is counted with a CPU's workspaces");

@@ -52,7 +52,7 @@ class Search {
           cluster_(cluster),
           work_options_{.fp8 = is_fp8(config)},
           device_(target_of(cluster).device),
-          available_(memory_for_a_rank(target_of(cluster), shape_.mesh)),
+          available_(memory_on(target_of(cluster), shape_.mesh)),
           least_memory_(shape_) {
         result_.memory_available = available_.device;
     }
@@ -301,7 +301,7 @@ bool fits_as_given(const Config& config, const Cluster& cluster, int world) {
     try {
         const RunShape shape = choose_for(shape_on(config, cluster, world), cluster);
         const PlanTarget target = target_of(cluster);
-        return most_memory(shape, target.device).fits(memory_for_a_rank(target, shape.mesh));
+        return most_memory(shape, target.device).fits(memory_on(target, shape.mesh));
     } catch (const Error&) {
         return false;  // the mesh is not possible
     }

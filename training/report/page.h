@@ -9,7 +9,7 @@
 namespace train_gpt {
 
 /// The page, which aims at no more than most_page_bytes. Its curves have as many points as fit, but
-/// at least those of 60 pixels. With these and the runs' texts it may be larger.
+/// at least as many as a plot of 60 pixels has. With these and the runs' texts it may be larger.
 /// live: the page asks the server that it came from for "data", which is page_data(), and loads
 /// itself again when there is more to show.
 std::string report_page(const std::vector<RecordedRun>& runs, bool live = false);

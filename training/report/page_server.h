@@ -39,7 +39,7 @@ class PageServer {
         std::string head = {}, answer = {};  // what has been read, and what is sent
         size_t sent = 0;                     // bytes of the answer
     };
-    /// Reads or sends what is possible without waiting. Returns whether the visit goes on.
+    /// Reads or sends what is possible without waiting. Returns whether the visit continues.
     bool go_on(Visit& visit) const;
     /// The whole response to a request's head.
     std::string response_to(std::string_view head) const;

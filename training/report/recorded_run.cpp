@@ -206,7 +206,8 @@ std::string RecordedRun::name() const {
 }
 
 template <class Clear, class Take>
-void RecordedRun::read_lines(const char* name, Lines& lines, const Clear& clear, const Take& take) {
+void RecordedRun::read_lines(const char* name, LinesFile& lines, const Clear& clear,
+                             const Take& take) {
     const fs::path path = folder_ / name;
     struct stat now {};
     if (::stat(path.c_str(), &now) != 0) return;

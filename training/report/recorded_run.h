@@ -60,7 +60,7 @@ class RecordedRun {
     /// The folder's name, unless rename() gave another one.
     std::string name() const;
     void rename(std::string name) { name_ = std::move(name); }
-    /// The lines that were read of all files: a number that grows as the run goes on.
+    /// The lines that were read of all files: a number that grows while the run trains.
     int64_t lines_read() const {
         return metrics_lines_.count + history_lines_.count + routers_lines_.count +
                supervisor_lines_.count;
@@ -103,20 +103,20 @@ class RecordedRun {
 
   private:
     /// A file of JSON lines that is read piece by piece.
-    struct Lines {
+    struct LinesFile {
         uint64_t read = 0;      // bytes, up to the end of a line
         int64_t count = 0;      // lines read
         int64_t bad = 0;        // lines among these that are not JSON objects
         int64_t first_bad = 0;  // counted from 1
         bool half = false;      // the last line has no end
-        // By these the file is still the one that was read, and not another one in its place:
+        // With these the file is the one that was read, and not another file in its place:
         uint64_t device = 0, inode = 0;
         std::string last = {};  // the last line that was read
         bool replaced = false;  // it is another file, of which no line has been read yet
     };
     /// clear: forgets the lines of a file that was replaced.
     template <class Clear, class Take>
-    void read_lines(const char* file, Lines& lines, const Clear& clear, const Take& take);
+    void read_lines(const char* file, LinesFile& lines, const Clear& clear, const Take& take);
     void take_metrics(const Json& line);
     void read_documents();
     void resolve_config();
@@ -124,7 +124,7 @@ class RecordedRun {
     std::filesystem::path folder_;
     std::string name_;
     size_t most_rows_;
-    Lines metrics_lines_, history_lines_, routers_lines_, supervisor_lines_;
+    LinesFile metrics_lines_, history_lines_, routers_lines_, supervisor_lines_;
     MetricsTable training_, evaluations_;
     std::vector<Json> history_, supervised_;
     std::vector<RouterSnapshot> routers_;

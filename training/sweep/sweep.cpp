@@ -270,16 +270,16 @@ int Sweep::run() {
     write_configurations();
     std::vector<int64_t> stops(runs_.size(), 0);
     // A run that has stopped early has no loss at the point yet.
-    const auto goes_on = [&] {
+    const auto may_train = [&] {
         return !interrupted() && std::ranges::count(runs_, State::stopped, &SweptRun::state) == 0;
     };
     if (plan_.options.halve)
-        for (size_t point = 0; point < halving_points(0, 1).size() && goes_on(); ++point) {
+        for (size_t point = 0; point < halving_points(0, 1).size() && may_train(); ++point) {
             for (size_t run = 0; run < runs_.size(); ++run) stops[run] = points_of(run)[point];
             train_to(stops);
-            if (goes_on()) halve(point);
+            if (may_train()) halve(point);
         }
-    if (goes_on()) train_to(std::vector<int64_t>(runs_.size(), 0));
+    if (may_train()) train_to(std::vector<int64_t>(runs_.size(), 0));
     return report();
 }
 

@@ -13,9 +13,9 @@ namespace train_gpt {
 /// busy and k if all tokens go to the same k experts. The layer has collapsed when the number has
 /// been below the middle of k and E in 50 steps in a row: an uneven load within some steps is
 /// normal, also at the start of a run, but experts that get few tokens learn little and are chosen
-/// even less. The number also counts experts that get a few tokens, which a share of experts that
-/// are never chosen does not. It has recovered when the number has not been below in 50 steps in a
-/// row.
+/// even less. The effective number also falls where experts get a few tokens each; a share of
+/// experts that are never chosen would not. The layer has recovered when the number has not been
+/// below the middle in 50 steps in a row.
 class CollapseWatch {
   public:
     /// layers: the layer of each router; experts_per_token: k.

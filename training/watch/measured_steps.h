@@ -14,9 +14,9 @@ class MeasuredSteps {
 
     /// Steps that the process must run; 0 if none is measured.
     int64_t needed() const { return count_ > 0 ? warm_up + count_ : 0; }
-    /// Whether the first of them is the next step, after `steps` steps of the process.
+    /// Whether measuring starts with the next step, after `steps` steps of the process.
     bool start_after(int64_t steps) const { return count_ > 0 && steps == warm_up; }
-    /// Whether the last of them was the last one of so many steps.
+    /// Whether the last measured step was the last one of `steps` steps.
     bool end_after(int64_t steps) const { return count_ > 0 && steps == needed(); }
 
   private:
