@@ -84,6 +84,7 @@ void BackgroundSave::begin(int64_t step, bool same_bits, const std::string& hist
     contents_->history = history;
     contents_->history_path = folder_.path() / history_file;
     contents_->copy = &*trainer.state_copy;
+    contents_->require_in_place = [this] { folder_.require_in_place(); };
     phase_ = Phase::copying;
 }
 
@@ -130,7 +131,6 @@ void BackgroundSave::begin_writing() {
     phase_ = Phase::writing;
     files_.emplace(folder_.path(), *contents_, Pauses(hurry_));
     work_ = in_background([this] {
-        if (root()) folder_.require_in_place();
         const StateCopy& copy = *contents_->copy;
         copy.wait();
         const ParameterStore& parameters = contents_->parameters;

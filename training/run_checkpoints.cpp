@@ -57,6 +57,8 @@ std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step
         contents.deterministic = same_bits_;
         contents.history = reports_.history.head();
         contents.history_path = run_dir / history_file;
+        if (run_dir == folder_.path())
+            contents.require_in_place = [this] { folder_.require_in_place(); };
         save_checkpoint(run_dir, contents, start_.mesh);
     } catch (const Error& error) {
         reports_.history.failure(step, error.what());

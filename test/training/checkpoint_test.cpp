@@ -484,6 +484,37 @@ TEST_CASE("a checkpoint that cannot be written leaves the others as they were", 
     }
 }
 
+TEST_CASE("no checkpoint stays in a folder that takes the place of the run's while it begins",
+          "[checkpoint]") {
+    const TemporaryDirectory directory;
+    const DecoderSpec spec =
+        gpt2.spec({.n_layer = 1, .n_head = 1, .n_embd = 8, .n_ctx = 4, .vocab_size = 20});
+    TinyModel model = random_model(spec, DType::fp32);
+    const Config config;
+    CheckpointContents contents{1, config, spec, *model.parameters};
+    int asked = 0;
+    contents.require_in_place = [&] { ++asked; };
+    save_checkpoint(directory.path(), contents);
+    const int questions = asked;
+    REQUIRE(questions >= 2);
+    contents.step = 2;
+    for (int last = 0; last < questions; ++last) {  // the last answer that is still yes
+        asked = 0;
+        contents.require_in_place = [&] {
+            if (asked++ >= last) throw Error("it was renamed");
+        };
+        const std::string error = error_of([&] { save_checkpoint(directory.path(), contents); });
+        CAPTURE(last, error);
+        CHECK(contains(error, "it was renamed"));
+        CHECK(names_in(directory.path()) == std::set<std::string>{"step-00000001"});
+    }
+    // The last question comes when the folder has been made, so that later files move with it.
+    bool is_made = false;
+    contents.require_in_place = [&] { is_made = fs::exists(directory / "step-00000002.tmp"); };
+    save_checkpoint(directory.path(), contents);
+    CHECK(is_made);
+}
+
 TEST_CASE("a model folder that is not GPT-2 as known here is refused with the key",
           "[checkpoint]") {
     const TemporaryDirectory directory;

@@ -121,10 +121,13 @@ CheckpointFiles::CheckpointFiles(const fs::path& run_dir, const CheckpointConten
       pulse_(std::move(pulse)) {}
 
 void CheckpointFiles::make_place() const {
+    contents_.require_in_place();
     writing(path(), [&] { make_directory(directory_); });
+    contents_.require_in_place();  // another folder may have taken its place meanwhile
 }
 
 void CheckpointFiles::remove_place() const {
+    contents_.require_in_place();
     writing(path(), [&] { fs::remove_all(directory_); });
 }
 

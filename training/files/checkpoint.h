@@ -62,6 +62,8 @@ struct CheckpointContents {
     std::string history = {};                  // RunHistory::head(), on the first rank
     std::filesystem::path history_path = {};   // of the file with that line
     const StateCopy* copy = nullptr;           // of the masters and slots; null: the store's own
+    /// Throws Error if the run's folder is no longer where it was (RunFolder::require_in_place).
+    std::function<void()> require_in_place = [] {};
 };
 
 /// The folder of a run's checkpoint.
@@ -77,7 +79,8 @@ class CheckpointFiles {
 
     /// Where the checkpoint will be.
     std::filesystem::path path() const { return checkpoint_path(run_dir_, contents_.step); }
-    /// Makes the folder in which all ranks write, unless it exists.
+    /// Makes the folder in which all ranks write, unless it exists. Throws Error where this is not
+    /// the run's folder any more: what is written afterwards moves with the run's folder.
     void make_place() const;
     void remove_place() const;
     /// Like remove_place(), after an error: does not throw.
