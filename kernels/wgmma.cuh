@@ -81,8 +81,8 @@ __device__ __forceinline__ void take_registers() {
 
 // ------------------------------------------------------------------------------------------ copies
 
-/// Starts copying a box that begins at `first`; what lies outside the tensor is
-/// filled with zeros. All bytes of the box are counted on the barrier.
+/// Starts copying a box that begins at `first`; what lies outside the tensor is filled with zeros.
+/// All bytes of the box are counted on the barrier.
 __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap& map, uint32_t barrier,
                                          int4 first) {
     asm volatile(

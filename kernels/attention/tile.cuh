@@ -329,8 +329,8 @@ __device__ __forceinline__ void to_weights(uint32_t (&weights)[row_tiles][4],
     for (int m = 0; m < row_tiles; ++m) to_weights(weights[m], columns[m][0], columns[m][1]);
 }
 
-/// Rows to write: row 0 of a head or of a matrix, the elements from one row to the next, and how
-/// many rows and columns there are.
+/// Rows to write, of a head or of a matrix: the first row, the elements from one row to the next,
+/// and how many rows and columns there are.
 template <class T>
 struct RowsTo {
     T* data;
@@ -480,7 +480,7 @@ __device__ __forceinline__ T* head_of(const HeadsView& view, int b, int h) {
     return static_cast<T*>(view.data) + b * view.batch + h * view.head;
 }
 
-/// Keys `first` to `end` − 1 of a key head.
+/// Keys of a key head: from `first` on, a warp's keys, as far as they are before `end`.
 struct KeyRows {
     int b, h_kv, first, end;
 };

@@ -8,10 +8,9 @@
 //                process, and where other ranks can connect to this rank
 //     rank 0  →  its verdict
 // Two jobs may use the same ports, so rank 0 answers a rank of another job that it must try other
-// ports. If a
-// rank of this job does not fit (another version, another world size, a rank that is here already),
-// rank 0 ends the job and prints why. When all ranks are here, rank 0 sends every rank the list of
-// ranks and closes the port. The connections remain, for small messages.
+// ports. If a rank of this job does not fit (another version, another world size, a rank that is
+// here already), rank 0 ends the job and prints why. When all ranks are here, rank 0 sends every
+// rank the list of ranks and closes the port. The connections remain, for small messages.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -10,7 +10,7 @@ namespace train_gpt {
 
 namespace {
 
-constexpr size_t lease_alignment = 256;  // of leased memory, as Arena::take() aligns the homes
+constexpr size_t lease_alignment = 256;  // of leased memory, as Arena::take() aligns host memory
 
 size_t after_alignment(size_t bytes) {
     return (bytes + lease_alignment - 1) / lease_alignment * lease_alignment;

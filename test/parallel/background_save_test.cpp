@@ -1,4 +1,4 @@
-// Checkpoints that are written while training goes on: they hold what checkpoints hold that are
+// Checkpoints that are written while training continues: they hold what checkpoints hold that are
 // written at once.
 #include <algorithm>
 #include <cstring>

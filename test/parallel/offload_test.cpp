@@ -56,11 +56,11 @@ Bytes bytes_at(const void* memory, size_t n) {
 /// What an update copies in each direction: all that a part of a bucket has in host memory. Where
 /// fewer than 64 elements are left free between two tensors, these come along.
 int64_t bytes_to_lease(const ParameterStore& store) {
-    struct Home {
+    struct HostMemory {
         const std::byte* first;
         size_t bytes, element;
     };
-    std::map<std::pair<bool, int>, std::vector<Home>> parts;
+    std::map<std::pair<bool, int>, std::vector<HostMemory>> parts;
     for (const ParameterStore::Piece& piece : store.pieces())
         for (size_t state = 0; state <= store.slots().size(); ++state) {
             const auto memory = store.memory_of(piece, state);
@@ -71,14 +71,15 @@ int64_t bytes_to_lease(const ParameterStore& store) {
                 {memory.data(), memory.size(), size_of(dtype)});
         }
     int64_t bytes = 0;
-    for (auto& [part, homes] : parts) {
-        std::ranges::sort(homes, {}, &Home::first);
-        for (size_t i = 0; i < homes.size(); ++i) {
-            bytes += static_cast<int64_t>(homes[i].bytes);
+    for (auto& [part, pieces] : parts) {
+        std::ranges::sort(pieces, {}, &HostMemory::first);
+        for (size_t i = 0; i < pieces.size(); ++i) {
+            bytes += static_cast<int64_t>(pieces[i].bytes);
             if (i == 0) continue;
-            const std::ptrdiff_t gap = homes[i].first - (homes[i - 1].first + homes[i - 1].bytes);
+            const std::ptrdiff_t gap =
+                pieces[i].first - (pieces[i - 1].first + pieces[i - 1].bytes);
             REQUIRE(gap >= 0);
-            if (gap < 64 * static_cast<std::ptrdiff_t>(homes[i].element)) bytes += gap;
+            if (gap < 64 * static_cast<std::ptrdiff_t>(pieces[i].element)) bytes += gap;
         }
     }
     return bytes;

@@ -498,19 +498,30 @@ TEST_CASE("no checkpoint stays in a folder that takes the place of the run's whi
     const int questions = asked;
     REQUIRE(questions >= 2);
     contents.step = 2;
-    for (int last = 0; last < questions; ++last) {  // the last answer that is still yes
+    for (int yes = 0; yes < questions; ++yes) {  // so many questions are answered with yes
         asked = 0;
         contents.require_in_place = [&] {
-            if (asked++ >= last) throw Error("it was renamed");
+            if (asked++ >= yes) throw Error("it was renamed");
         };
+        // A checkpoint of the other run that is being written
+        const fs::path other = directory / "step-00000002.tmp";
+        const bool has_other = yes == 0;
+        if (has_other) fs::create_directory(other), write(other / "manifest.json", "of the other");
         const std::string error = error_of([&] { save_checkpoint(directory.path(), contents); });
-        CAPTURE(last, error);
+        CAPTURE(yes, error);
         CHECK(contains(error, "it was renamed"));
-        CHECK(names_in(directory.path()) == std::set<std::string>{"step-00000001"});
+        CHECK_FALSE(fs::exists(directory / "step-00000002"));
+        if (has_other) CHECK(read(other / "manifest.json") == "of the other");
+        if (yes <= 2 && !has_other)
+            CHECK(names_in(directory.path()) == std::set<std::string>{"step-00000001"});
+        fs::remove_all(other);
     }
-    // The last question comes when the folder has been made, so that later files move with it.
+    // A question comes when the folder has been made, and before there is a file in it.
     bool is_made = false;
-    contents.require_in_place = [&] { is_made = fs::exists(directory / "step-00000002.tmp"); };
+    contents.require_in_place = [&] {
+        const fs::path place = directory / "step-00000002.tmp";
+        is_made = is_made || (fs::exists(place) && fs::is_empty(place));
+    };
     save_checkpoint(directory.path(), contents);
     CHECK(is_made);
 }

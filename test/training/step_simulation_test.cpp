@@ -1,6 +1,7 @@
 #include "training/plan/step_simulation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <string>
 
@@ -793,14 +794,18 @@ TEST_CASE("the least memory of a mixture is less than its fullest rank's, wherev
                                        config.sequence_length() * random_int(1, 3);
         const RunShape given = shape_on(config, cluster, world).for_counting();
         const LeastMemory least(given);
+        double of_level_before = INFINITY;
         for (const Recompute level : recompute_levels) {
             const RunShape shape = given.with_recompute(level);
             CAPTURE(p.tensor, p.context, p.pipeline, p.zero.value(), data,
                     name_of(PipelineKind(p.schedule)), config.batch.micro_batch, name_of(level),
                     config.model.n_layer, config.model.dense_layers, config.model.n_ff,
                     config.model.n_ff_expert);
-            CHECK(least.bytes(shape, layers_of_stages(shape)) <=
+            const double bytes = least.bytes(shape, layers_of_stages(shape));
+            CHECK(bytes <=
                   static_cast<double>(plan_memory(shape, target_of(cluster).device).total_bytes()));
+            CHECK(bytes < of_level_before);
+            of_level_before = bytes;
         }
     }
 }

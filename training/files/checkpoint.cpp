@@ -123,7 +123,12 @@ CheckpointFiles::CheckpointFiles(const fs::path& run_dir, const CheckpointConten
 void CheckpointFiles::make_place() const {
     contents_.require_in_place();
     writing(path(), [&] { make_directory(directory_); });
-    contents_.require_in_place();  // another folder may have taken its place meanwhile
+    try {
+        contents_.require_in_place();  // another folder may have taken its place meanwhile
+    } catch (const Error&) {
+        std::remove(directory_.c_str());  // if it is empty
+        throw;
+    }
 }
 
 void CheckpointFiles::remove_place() const {
@@ -132,8 +137,11 @@ void CheckpointFiles::remove_place() const {
 }
 
 void CheckpointFiles::give_up() const {
-    std::error_code ignored;
-    fs::remove_all(directory_, ignored);
+    try {
+        contents_.require_in_place();
+        fs::remove_all(directory_);
+    } catch (const std::exception&) {  // the error that came first is shown
+    }
 }
 
 std::string CheckpointFiles::write_own(bool first_rank) const {
@@ -208,6 +216,7 @@ void CheckpointFiles::complete(const std::vector<std::string>& hashes) const {
         sync_directory(directory_);
 
         // Replaces a checkpoint of the same step, if the run was resumed from an older one.
+        contents_.require_in_place();
         fs::remove_all(path());
         fs::rename(directory_, path());
         sync_directory(run_dir_);

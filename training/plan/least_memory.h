@@ -29,7 +29,8 @@ class LeastMemory {
     };
 
     std::vector<State> layers_;
-    /// Of each layer and level of recomputation: bytes that it keeps of each token (block.h).
+    /// Of each layer and level of recomputation: bytes that it keeps of each token, its input
+    /// aside (block.h).
     std::vector<std::array<double, std::size(recompute_levels)>> kept_;
     State embedding_, end_;  // end_: the final norm, and a head of its own
     State tied_;             // what the last rank of a pipeline holds again for a tied head

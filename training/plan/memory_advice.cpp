@@ -52,7 +52,7 @@ class FittingChange {
 
     /// The change as a text, or what the run needs where nothing fits.
     std::string text() {
-        if (const std::string found = keeping_numbers(); !found.empty()) return found;
+        if (const std::string found = keeping_state(); !found.empty()) return found;
         if (const std::string found = with_rounded_state(); !found.empty()) return found;
         if (const std::string found = on_more_ranks(); !found.empty()) return found;
         if (const std::string found = with_shorter_sequences(); !found.empty()) return found;
@@ -92,8 +92,8 @@ class FittingChange {
         return "";
     }
 
-    /// Changes that keep an update's numbers. Leaves what they open in open_.
-    std::string keeping_numbers() {
+    /// Changes that do not round the optimizer's state. Leaves what they open in open_.
+    std::string keeping_state() {
         const std::optional<Offload> offload = offload_of(config_);
         if (offload && !(*offload == Offload{})) {  // perhaps the host is short
             Config other = config_;
@@ -201,7 +201,7 @@ class FittingChange {
     const int ranks_, data_;
     int most_fed_ = ranks_;  // the most ranks that the sequences of a step can feed
     std::vector<std::optional<int>> stages_;  // of ZeRO
-    Config open_ = config_;                   // with all settings open that may change
+    Config open_ = config_;  // with what may change left open, after keeping_state()
 };
 
 }  // namespace

@@ -128,12 +128,12 @@ void PageServer::serve(const std::function<bool()>& stop) {
                 visits.push_back({.connection = std::move(connection),
                                   .deadline = net::Clock::now() + patience});
         for (Visit& visit : visits)
-            if (!go_on(visit)) visit.connection = {};
+            if (!continues(visit)) visit.connection = {};
         std::erase_if(visits, [](const Visit& visit) { return !visit.connection; });
     }
 }
 
-bool PageServer::go_on(Visit& visit) const {
+bool PageServer::continues(Visit& visit) const {
     const int fd = visit.connection.fd();
     const auto may_come = [] { return errno == EAGAIN || errno == EINTR; };
     if (net::Clock::now() >= visit.deadline) return false;

@@ -40,7 +40,7 @@ class PageServer {
         size_t sent = 0;                     // bytes of the answer
     };
     /// Reads or sends what is possible without waiting. Returns whether the visit continues.
-    bool go_on(Visit& visit) const;
+    bool continues(Visit& visit) const;
     /// The whole response to a request's head.
     std::string response_to(std::string_view head) const;
     bool is_everywhere() const;

@@ -109,7 +109,7 @@ class RecordedRun {
         int64_t bad = 0;        // lines among these that are not JSON objects
         int64_t first_bad = 0;  // counted from 1
         bool half = false;      // the last line has no end
-        // With these the file is the one that was read, and not another file in its place:
+        // These show whether the file is still the one that was read:
         uint64_t device = 0, inode = 0;
         std::string last = {};  // the last line that was read
         bool replaced = false;  // it is another file, of which no line has been read yet
