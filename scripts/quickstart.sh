@@ -258,7 +258,7 @@ cat << TXT
 The run is in $run_dir: metrics.jsonl, $pages, and the model in ${checkpoint:-step-*}.
   look at it             $run_dir/report.html, in a browser
   generate text          $program sample ${checkpoint:-CHECKPOINT} --prompt "In the beginning"
-  go on training         $longer
+  continue training      $longer
   train on your text     make quickstart DATA=my.txt$given_arguments
   change the settings    configs/quickstart.json, or --set key=value ($program train --help)
 TXT

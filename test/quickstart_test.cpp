@@ -102,10 +102,10 @@ class Quickstart {
     std::string command_for_more_text() const {
         return concat("scripts/data.sh tinystories && ", program(), " train tinystories\n");
     }
-    /// The line after a run of so many steps that says how to go on.
-    std::string going_on_after(int steps) const {
+    /// The line after a run of so many steps that says how to continue.
+    std::string continuing_after(int steps) const {
         return concat(
-            "\n  go on training         ",
+            "\n  continue training      ",
             2 * steps > 960 ? "on more text: " + command_for_more_text() : command_for(2 * steps));
     }
     /// What the script has printed where start() redirects it into a file.
@@ -288,7 +288,7 @@ TEST_CASE("the quickstart picks the shortest run of at least two minutes, and ke
         CHECK(contains(first.output, concat("training for ", speed.steps, " steps")));
         CHECK(contains(first.output, concat("(", 2 * speed.steps, " steps would take ")) ==
               (speed.steps < 960));
-        CHECK(contains(first.output, q.going_on_after(speed.steps)));
+        CHECK(contains(first.output, q.continuing_after(speed.steps)));
         // Steps of which even 960 end before two minutes
         const bool too_fast = speed.slowest == 118;
         CHECK(contains(first.output, "this machine reads the text four times in ") == too_fast);
@@ -368,7 +368,7 @@ TEST_CASE("another call lengthens the quickstart, and none shortens it", "[scrip
         REQUIRE(run.exit_code == 0);
         CHECK(contains(run.output, concat("lengthened from ", steps, " steps to ", longer)) ==
               (i > 0));
-        CHECK(contains(run.output, q.going_on_after(longer)));
+        CHECK(contains(run.output, q.continuing_after(longer)));
         const auto calls = q.trained();
         REQUIRE(calls.size() == 1);
         const Config config = load_config(calls[0].config, calls[0].settings);

@@ -180,7 +180,7 @@ TEST_CASE("a run whose experts have a capacity logs what they drop, and its mode
     }
     const SortedJson model = SortedJson::parse(read(run / step_folder(2) / "config.json"));
     CHECK(model.at("model_type") == "qwen3_moe");
-    // It says nothing about the weights: the run goes on without it.
+    // It says nothing about the weights: the run resumes without it.
     const Outcome outcome = check_succeeds(
         train_gpt_with(mixture(directory, run, {"--set", "model.expert_capacity=0"})));
     CHECK(contains(outcome.out + outcome.err, "model.expert_capacity"));

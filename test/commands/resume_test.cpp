@@ -110,7 +110,7 @@ TEST_CASE("a run that an earlier version began resumes", "[cli]") {
             INFO("line " << i << ", " << key);
             CHECK(after[i].at(key).get<double>() == Approx(value.get<double>()).epsilon(1e-3));
         }
-    // It goes on to add gradients as it did, in fp32.
+    // It still adds gradients as it did, in fp32.
     CHECK(SortedJson::parse(read(folder / "run" / step_folder(12) / "choices.json")).at("sums") ==
           "fp32");
     CHECK_FALSE(fs::exists(folder / "run" / step_folder(12) / "grids.safetensors"));
@@ -144,7 +144,7 @@ TEST_CASE("a run that resumes with other threads says so where they change bits"
     }
 }
 
-TEST_CASE("a run does not resume with another optimizer, and with its own it goes on bit by bit",
+TEST_CASE("a run does not resume with another optimizer, and with its own it resumes bit by bit",
           "[cli][cuda]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;

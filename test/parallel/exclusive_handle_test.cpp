@@ -79,7 +79,7 @@ TEST_CASE("of many threads one at a time uses a shared handle, and none after it
     }
 }
 
-TEST_CASE("a thread that does not come back keeps its handle, and the others go on",
+TEST_CASE("a thread that does not come back keeps its handle, and the others continue",
           "[communicator]") {
     int number = 0, uses = 0, ends = 0;
     std::optional<Shared> handle(&number);

@@ -225,7 +225,7 @@ int64_t newest_whole_checkpoint(const fs::path& run) {
     return checkpoint_step(checkpoints.front());
 }
 
-void check_goes_on(int ranks, const fs::path& run) {
+void check_resumes(int ranks, const fs::path& run) {
     const int64_t newest = newest_whole_checkpoint(run);
     const Arguments stop{"--stop-at", std::to_string(newest + 3)};
     CHECK(contains(check_succeeds(launch(ranks) + train(run, stop)),

@@ -135,6 +135,6 @@ int64_t newest_whole_checkpoint(const fs::path& run);
 
 /// Checks that the same command resumes from the newest checkpoint and ends with the same result as
 /// an undisturbed run.
-void check_goes_on(int ranks, const fs::path& run);
+void check_resumes(int ranks, const fs::path& run);
 
 }  // namespace train_gpt::failing_job

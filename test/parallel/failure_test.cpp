@@ -50,7 +50,7 @@ TEST_CASE(
         REQUIRE(job.signal(rank, number));
         check_failed(job, run, concat("rank ", rank, " \\(host [^)]+\\) is dead: ", last_words));
     }
-    check_goes_on(3, run);
+    check_resumes(3, run);
 }
 
 namespace {
@@ -202,7 +202,7 @@ TEST_CASE("mpirun passes SIGUSR1 on, and the job ends after a checkpoint", "[fai
     REQUIRE(job.wait_for_step(random_int(3, 12)));
     REQUIRE(job.signal(-1, SIGUSR1));
     check_saved(job, run, "SIGUSR1");
-    check_goes_on(3, run);
+    check_resumes(3, run);
 }
 
 TEST_CASE("SIGTERM to mpirun ends the job and leaves whole checkpoints", "[failure]") {

@@ -107,14 +107,14 @@ std::vector<int> free_ports(size_t n) {
 /// Passes on what comes to a port, in both directions, and keeps it.
 class Relay {
   public:
-    explicit Relay(int to, int at = 0) : door_(net::listen_on(at)), to_(to) {
+    explicit Relay(int to, int at = 0) : listener_(net::listen_on(at)), to_(to) {
         thread_ = std::thread([this] { run(); });
     }
     ~Relay() {
         ends_ = true;
         thread_.join();
     }
-    int port() const { return net::port_of(door_); }
+    int port() const { return net::port_of(listener_); }
     /// What has passed so far.
     std::string seen() {
         const std::lock_guard lock(mutex_);
@@ -125,7 +125,7 @@ class Relay {
     void run() {
         std::vector<std::pair<Socket, Socket>> pairs;
         while (!ends_) {
-            std::vector<pollfd> polls{{door_.fd(), POLLIN, 0}};
+            std::vector<pollfd> polls{{listener_.fd(), POLLIN, 0}};
             for (const auto& [a, b] : pairs) {
                 polls.push_back({a.fd(), POLLIN, 0});
                 polls.push_back({b.fd(), POLLIN, 0});
@@ -136,7 +136,7 @@ class Relay {
                 pass(pairs[i].second, pairs[i].first);
             }
             std::erase_if(pairs, [](const auto& pair) { return !pair.first || !pair.second; });
-            if (Socket caller = net::accept_from(door_)) {
+            if (Socket caller = net::accept_from(listener_)) {
                 Socket there =
                     net::connect_to("127.0.0.1", std::to_string(to_), net::Clock::now() + 1s);
                 if (there) pairs.emplace_back(std::move(caller), std::move(there));
@@ -157,7 +157,7 @@ class Relay {
         net::send_all(to, {bytes, static_cast<size_t>(n)}, net::Clock::now() + 1s);
     }
 
-    Socket door_;
+    Socket listener_;
     const int to_;
     std::mutex mutex_;
     std::string seen_;

@@ -709,7 +709,7 @@ TEST_CASE("ranks that met over TCP stop together after a checkpoint, and resume"
     REQUIRE(job.wait_for_step(random_int(3, 12)));
     REQUIRE(job.signal(1, SIGUSR1));
     check_saved(job, run, "a signal to another rank");
-    check_goes_on(3, run);
+    check_resumes(3, run);
 }
 
 // ---- Two hosts ----------------------------------------------------------------------------------

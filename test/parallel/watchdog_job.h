@@ -331,7 +331,7 @@ class Relay {
   public:
     enum Cut { none, silent, closed };
 
-    Relay() : door_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    Relay() : listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
         void* memory = ::mmap(nullptr, sizeof *cut_, PROT_READ | PROT_WRITE,
                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         REQUIRE(memory != MAP_FAILED);
@@ -340,9 +340,9 @@ class Relay {
         address.sin_family = AF_INET;
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         socklen_t length = sizeof address;
-        REQUIRE(::bind(door_, reinterpret_cast<sockaddr*>(&address), length) == 0);
-        REQUIRE(::listen(door_, 1) == 0);
-        REQUIRE(::getsockname(door_, reinterpret_cast<sockaddr*>(&address), &length) == 0);
+        REQUIRE(::bind(listener_, reinterpret_cast<sockaddr*>(&address), length) == 0);
+        REQUIRE(::listen(listener_, 1) == 0);
+        REQUIRE(::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length) == 0);
         port_ = ntohs(address.sin_port);
     }
     ~Relay() {
@@ -350,7 +350,7 @@ class Relay {
             ::kill(process_, SIGKILL);
             ::waitpid(process_, nullptr, 0);
         }
-        ::close(door_);
+        ::close(listener_);
         ::munmap(cut_, sizeof *cut_);
     }
     Relay(const Relay&) = delete;
@@ -365,7 +365,7 @@ class Relay {
         if (process_ != 0) return;
         {
             const Caller job(invitation, Caller::stranger);
-            const int rank = ::accept(door_, nullptr, nullptr);
+            const int rank = ::accept(listener_, nullptr, nullptr);
             std::array<pollfd, 2> ends{pollfd{rank, POLLIN, 0}, pollfd{job.fd(), POLLIN, 0}};
             while (*cut_ != closed) {
                 if (*cut_ == silent || ::poll(ends.data(), 2, 5) <= 0) {
@@ -388,7 +388,7 @@ class Relay {
     void cut(Cut how) { *cut_ = how; }
 
   private:
-    int door_;
+    int listener_;
     std::atomic<int>* cut_;
     int port_;
     pid_t process_ = 0;

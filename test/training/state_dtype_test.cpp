@@ -102,7 +102,7 @@ TEST_CASE("a checkpoint's moments are converted to the dtype of the run that loa
         }
 }
 
-TEST_CASE("a run that resumes with another optimizer.state_dtype says so, and goes on",
+TEST_CASE("a run that resumes with another optimizer.state_dtype says so, and continues",
           "[checkpoint][training]") {
     const training_job::TrainingJob job(
         2, {{"schedule.steps", "6"}, {"precision.dtype", training_job::random_dtype().name}});

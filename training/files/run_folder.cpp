@@ -87,6 +87,7 @@ RunFolder::RunFolder(const fs::path& path, const World& world) : path_(path) {
             throw SharedError("rank ", rank, ": ", strangers[rank],
                               " is not the one that rank 0 writes to; put run_dir on storage that "
                               "all ranks share");
+    if (world.rank() != 0) lock_ = ::open((path_ / lock_file).c_str(), O_PATH | O_CLOEXEC);
 }
 
 void RunFolder::lock() {

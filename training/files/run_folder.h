@@ -43,7 +43,7 @@ class RunFolder {
     RunFolder& operator=(const RunFolder&) = delete;
 
     const std::filesystem::path& path() const { return path_; }
-    /// Whether the path still leads to this folder and its lock. Only the first rank can say no.
+    /// Whether the path still leads to this folder and its lock.
     bool in_place() const;
     /// Where the folder is now; empty if it was removed, or its lock.
     std::filesystem::path place() const;
@@ -62,7 +62,7 @@ class RunFolder {
     void lock();
 
     std::filesystem::path path_;
-    int lock_ = -1;
+    int lock_ = -1;  // the file: the first rank holds its lock, the others only know which it is
 };
 
 /// The file of a run's folder that names the run's data.
