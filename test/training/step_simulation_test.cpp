@@ -203,6 +203,36 @@ TEST_CASE("a step without an axis's exchanges is not longer", "[plan][step_simul
     CHECK(all.high > all.step_seconds);
 }
 
+TEST_CASE("a layer waits for its own exchanges over tensor ranks in a prediction",
+          "[plan][step_simulation]") {
+    Config config = small_config();
+    const int t = 2 << random_int(0, 2);
+    config.parallel.tensor = t;
+    config.parallel.tensor_keep_gathered = random_int(0, 1) == 1;
+    config.memory.recompute = random_int(0, 1) ? Recompute::block : Recompute::none;
+    Cluster cluster = find_cluster("h100-dgx");
+    cluster.node = {.latency = 0, .bandwidth = 1e9 * static_cast<double>(random_int(10, 400))};
+    const RunShape shape = shape_on(config, cluster, 8);
+    // parallel/axes/tensor.h counts them.
+    const int again = shape.recompute == Recompute::block    ? 3
+                      : config.parallel.tensor_keep_gathered ? 0
+                                                             : 2,
+              exchanges = 4 + 4 + again;
+    const double bytes = static_cast<double>(size_of(shape.dtype)) * 2 * 1024 * 1024 * (t - 1) / t;
+    CAPTURE(t, again);
+    int layers = 0;
+    for (const RankWork& rank : step_work(shape, cluster).ranks)
+        for (const std::vector<UnitWork>& stage : rank.stages)
+            for (const UnitWork& unit : stage) {
+                const bool is_layer = unit.layer >= 0;
+                layers += is_layer;
+                CHECK(unit.forward.tensor + unit.backward_inputs.tensor ==
+                      Approx(is_layer ? exchanges * bytes / cluster.node.bandwidth : 0));
+                CHECK(unit.backward_weights.tensor == 0);
+            }
+    CHECK(layers == config.model.n_layer);
+}
+
 TEST_CASE("a prediction follows what a step must do", "[plan][step_simulation]") {
     const Config config = small_config();
     const double one = seconds_on(config, 1);

@@ -285,6 +285,7 @@ class WorkBuilder {
             TensorTraffic of_layer = tensor_traffic(shape_, tokens_, halves_apart_);
             of_layer.layers = 1;
             of_layer.layers_with_sums = layer.qk_norm == QkNormKind::width;
+            of_layer.has_embedding = of_layer.has_head = false;
             const int64_t sent = tensor_bytes_sent(of_layer);
             // A layer has 8 to 13 exchanges, by recomputation, kept rows and halves. The tables'
             // efficiencies were fitted with 9.
