@@ -122,7 +122,8 @@ TEST_CASE("a run that resumes with other threads says so where they change bits"
     const auto start = [&](int threads, const char* stop) {
         const Arguments command = Workplace::get().train(
             directory / "run",
-            {"--stop-at", stop, "--set", own ? "kernels.gemm=own" : "kernels.gemm=auto"});
+            {"--stop-at", stop, "--set", own ? "kernels.gemm=own" : "kernels.gemm=auto", "--set",
+             "device=cpu"});
         std::vector<std::string> all{binary()};
         all.insert(all.end(), command.begin(), command.end());
         return run_program(all, {{"OMP_NUM_THREADS", std::to_string(threads)}});
