@@ -79,9 +79,9 @@ class CheckpointFiles {
 
     /// Where the checkpoint will be.
     std::filesystem::path path() const { return checkpoint_path(run_dir_, contents_.step); }
-    /// Makes the folder in which all ranks write, unless it exists. Throws Error if the run's folder
-    /// is not in place before or afterwards. Later files are opened by their paths, so they cannot
-    /// get into another run's folder, which lacks this one.
+    /// Makes the folder in which all ranks write, unless it exists. Throws Error if the run's
+    /// folder is not in place before or afterwards. Later files are opened by their paths, so they
+    /// cannot get into another run's folder, which lacks this one.
     void make_place() const;
     void remove_place() const;
     /// Like remove_place(), after an error: does not throw. Removes nothing if the run's folder is
